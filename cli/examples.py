@@ -1,8 +1,11 @@
-"""Examples at the end of commands' help."""
+"""Help of commands: examples at its end, and paragraphs as wide as the terminal."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
+
+import typer
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "serve": (
@@ -43,3 +46,23 @@ def epilog(command: str) -> str | None:
     """What ``--help`` of a command ends with."""
     shown = EXAMPLES.get(command, ())
     return "\n\n".join((f"Example{'s' * (len(shown) > 1)}:", *shown)) if shown else None
+
+
+def join_lines(app: typer.Typer) -> None:
+    """Join the lines of each paragraph of a command's help, and of the commands below it.
+
+    Typer keeps the line ends that a docstring has in the code, where a narrower terminal breaks lines again.
+    """
+    for command in app.registered_commands:
+        if command.help is None:
+            command.help = _joined(command.callback)
+    if (own := app.registered_callback) is not None and not isinstance(own.help, str):
+        own.help = _joined(own.callback)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            join_lines(group.typer_instance)
+
+
+def _joined(function: object) -> str | None:
+    said = inspect.getdoc(function)
+    return None if said is None else "\n\n".join(" ".join(part.split("\n")) for part in said.split("\n\n"))

@@ -25,7 +25,7 @@ from cli import (
     train_run_commands,
 )
 from cli.bench_options import read_names
-from cli.examples import epilog
+from cli.examples import epilog, join_lines
 from cli.options import (
     Address,
     ApiKey,
@@ -54,7 +54,7 @@ from cli.printed_answer import print_answer
 from cluster.process.starting import begin_starting
 from cluster.process.terminal import end_with, prepare_streams, stderr
 from services.logs.clean import clean_logs
-from speculation.errors import ConfigurationError, OutriderError
+from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import outrider
@@ -285,6 +285,7 @@ app.add_typer(index_commands.app, name="index", rich_help_panel=_BUILD)
 for command in (*train_run_commands.COMMANDS, tau_command.tau, disco_command.disco, canary_command.canary):
     train_commands.app.command()(command)
 app.add_typer(train_commands.app, name="train", rich_help_panel=_BUILD)
+join_lines(app)
 
 
 def _load(config: Path | None, settings: list[str] | None, **named: Any) -> Settings:
@@ -310,7 +311,7 @@ def _client(
     import outrider
 
     if in_process and address:
-        raise OutriderError("--address and --in-process exclude each other")
+        raise ConfigurationError("--address and --in-process exclude each other", about="--address")
     if in_process:
         from cluster.settings.server import ServerSettings
 

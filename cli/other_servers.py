@@ -182,7 +182,9 @@ def refuse_flags_of_others(command: str, args: Sequence[str], takes: Mapping[str
         several = SETTINGS.get(usual) in _SEVERAL
         while takes_value and left and not left[0].startswith("-") and (several or not given):
             given.append(left.pop(0))
-        if flag.startswith("-") and usual not in KNOWN:
+        # One argument is the model; of another one nobody knows what it is.
+        unknown = usual not in KNOWN if flag.startswith("-") else any(not each.startswith("-") for each in foreign)
+        if unknown:
             reasons.append(f"{flag}: unknown here")
             continue
         foreign.append(flag)

@@ -86,7 +86,7 @@ def data(
     from cluster.settings.component_configs import verifier_config
     from cluster.settings.config import load
     from services.drafter.heads.files.target_shape import read_target_shape
-    from training.data_folder import DataOptions
+    from training.data_folder import DataOptions, check_data_folder
     from training.interruption import Interruption
     from training.make_data import make_data
     from training.recipe import load_recipe
@@ -104,6 +104,7 @@ def data(
         own_prompts=own_prompts if own_prompts is not None else 0 if prompts or given else _OWN_PROMPTS,
     )  # fmt: skip
     check_folder("--out", out)
+    check_data_folder(out)
     named = [f"{key}={value}" for key, value in (("model", model), ("verifier.device", device)) if value is not None]
     loaded = load(flags=[*(settings or []), *named])
     resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)

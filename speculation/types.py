@@ -327,15 +327,17 @@ class Verdict:
 class SpeculationStats:
     """Running counts of one request, by vLLM's definitions.
 
-    A step is one pass that committed tokens, with drafts or without. ``seconds_saved``: by which its tokens came sooner
-    than by plain decoding of the same requests; negative: later.
+    A step is one pass that committed tokens, with drafts or without. ``num_spec_tokens``: most tokens that one may draft.
+    ``accepted_of_drafted``: steps by how many tokens they drafted, and how many of those were accepted.
+    ``seconds_saved``: by which its tokens came sooner than by plain decoding of the same requests; negative: later.
     """
 
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     num_committed_tokens: int = 0
-    acceptance_histogram: list[int] = field(default_factory=list)
+    num_spec_tokens: int = 0
+    accepted_of_drafted: dict[tuple[int, int], int] = field(default_factory=dict)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     switches: list[str] = field(default_factory=list)
     seconds_saved: float = 0.0
@@ -348,10 +350,27 @@ class SpeculationStats:
         self.num_accepted_draft_tokens += accepted
         self.num_committed_tokens += committed
         self.seconds_saved += seconds_saved
-        self.acceptance_histogram.extend([0] * (accepted + 1 - len(self.acceptance_histogram)))
-        self.acceptance_histogram[accepted] += 1
+        self.accepted_of_drafted[drafted, accepted] = self.accepted_of_drafted.get((drafted, accepted), 0) + 1
         for source in accepted_sources:
             self.accepted_by_source[source] = self.accepted_by_source.get(source, 0) + 1
+
+    @property
+    def acceptance_histogram(self) -> list[int]:
+        """Entry i: steps in which exactly i drafted tokens were accepted, for every number that one may draft."""
+        most = max((accepted for _, accepted in self.accepted_of_drafted), default=0)
+        counts = [0] * (max(self.num_spec_tokens, most) + 1)
+        for (_, accepted), steps in self.accepted_of_drafted.items():
+            counts[accepted] += steps
+        return counts
+
+    @property
+    def acceptance_histogram_by_draft_length(self) -> dict[int, list[int]]:
+        """The same of the steps that drafted so many tokens, by that number; those without a draft are left out."""
+        counts = {drafted: [0] * (drafted + 1) for drafted, _ in sorted(self.accepted_of_drafted) if drafted}
+        for (drafted, accepted), steps in self.accepted_of_drafted.items():
+            if drafted:
+                counts[drafted][accepted] += steps
+        return counts
 
     @property
     def mean_acceptance_length(self) -> float:

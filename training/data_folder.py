@@ -170,6 +170,25 @@ def _line(prompt: EncodedPrompt) -> str:
     return f"{prompt.domain} {prompt.digest}{answer}"
 
 
+def _unfinished(out: Path) -> list[Path]:
+    """What a run that was killed was writing."""
+    return [file for name in (OWN_PROMPTS, UNDER_WAY) for file in out.glob(f"{name}.*.partial")]
+
+
+def check_data_folder(out: Path) -> None:
+    """Check that a folder is new, empty, or one of an earlier run, before the model is loaded and makes prompts for it.
+
+    Raises:
+        ConfigurationError: it holds something else.
+    """
+    if not out.is_dir() or (out / FILE).exists():
+        return
+    if {*out.iterdir()} - {out / OWN_PROMPTS, out / UNDER_WAY, *_unfinished(out)}:
+        raise ConfigurationError(
+            "holds other things; give a new folder, or one of an earlier run", field="--out", verb="", value=out
+        )
+
+
 def open_folder(out: Path, wanted: DataManifest) -> tuple[DataManifest, list[str]]:
     """Begin a folder of training data, or go on with one. Returns its manifest, and the faults of shards to be made again.
 
@@ -179,12 +198,9 @@ def open_folder(out: Path, wanted: DataManifest) -> tuple[DataManifest, list[str
     """
     out.mkdir(parents=True, exist_ok=True)
     if not (out / FILE).exists():
-        for unfinished in (*out.glob(f"{OWN_PROMPTS}.*.partial"), *out.glob(f"{UNDER_WAY}.*.partial")):
+        check_data_folder(out)
+        for unfinished in _unfinished(out):
             unfinished.unlink()
-        if {file.name for file in out.iterdir()} - {OWN_PROMPTS, UNDER_WAY}:
-            raise ConfigurationError(
-                "holds other things; give a new folder, or one of an earlier run", field="--out", verb="", value=out
-            )
         write_manifest(out, wanted)
         return wanted, []
     found = read_data_manifest(out)

@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from typing_extensions import override
 
+from services.wrong_values import allowed, did_you_mean
 from speculation import limits
 from speculation.errors import ConfigurationError
 
@@ -285,7 +286,8 @@ def load_recipe(recipe: str, **changed: Any) -> AnyRecipe:
     elif Path(recipe).is_file():
         text = Path(recipe).read_text()
     else:
-        raise ConfigurationError(field="recipe", value=recipe, allowed=f"a YAML file, or one of {', '.join(names())}")
+        known = f"one of {', '.join(names())}{did_you_mean(recipe, names())}"
+        raise ConfigurationError(field="recipe", value=recipe, allowed=f"a YAML file, or {known}")
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -323,4 +325,6 @@ def _fault(error: dict[str, Any]) -> dict[str, Any]:
     if error["type"] == "union_tag_invalid":
         return {"field": "kind", "value": error["ctx"]["tag"], "allowed": _KINDS}
     why = str(error["msg"]).removeprefix("Value error, ")
-    return {"field": key, "value": repr(error["input"]), "why": why} if key else {"why": why}
+    wanted = allowed(error)
+    said = {"allowed": wanted} if wanted else {"why": why}
+    return {"field": key, "value": repr(error["input"]), **said} if key else {"why": why}

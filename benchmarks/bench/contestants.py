@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.bench.child_process import WorkerProcess
 from benchmarks.bench.records import ContestantFailed, LoadOutcome, LoadPoint, TimedAnswer
+from services.wrong_values import did_you_mean
 from speculation.errors import ConfigurationError
 from speculation.sources import LISTED, STRATEGIES
 
@@ -91,7 +92,8 @@ def check_names(strategies: Sequence[str], peers: Sequence[str]) -> None:
             several = option == "--strategies" and "+" in name
             for part in name.split("+") if several else (name,):
                 if part not in (possible := LISTED if several else known):
-                    raise ConfigurationError(f"there is no {part!r}; there are {', '.join(possible)}", field=option)
+                    there = f"there are {', '.join(possible)}{did_you_mean(part, possible)}"
+                    raise ConfigurationError(f"there is no {part!r}; {there}", field=option)
         if len(set(names)) < len(names):
             raise ConfigurationError(f"{option} names something twice: {', '.join(names)}", about=option)
 

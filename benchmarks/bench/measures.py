@@ -130,7 +130,7 @@ def seconds_saved(answers: Sequence[TimedAnswer]) -> float | None:
 
 def acceptance_per_position(answers: Sequence[TimedAnswer]) -> list[float]:
     """Share of passes that accepted at least 1, 2, ... drafted tokens."""
-    longest = max((len(answer.histogram) for answer in answers), default=0)
+    longest = max((a + 1 for answer in answers for a, steps in enumerate(answer.histogram) if steps), default=0)
     counts = [sum(answer.histogram[a] for answer in answers if a < len(answer.histogram)) for a in range(longest)]
     return [sum(counts[position:]) / sum(counts) for position in range(1, longest)]
 

@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from cluster.settings.placement import Section
+from services.wrong_values import allowed
 from speculation.errors import ConfigurationError
 
 _FACTORS = {
@@ -79,8 +80,13 @@ def read_offer(content: Any, where: str) -> Offer:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
+        wanted = allowed(first)
         raise ConfigurationError(
-            f"{first['msg']}", place=where, field=field or "content", value=f"{first['input']!r}"
+            "" if wanted else first["msg"],
+            place=where,
+            field=field or "content",
+            value=f"{first['input']!r}",
+            allowed=wanted,
         ) from error
 
 

@@ -69,18 +69,15 @@ class Observing:
             self._tracing = tracing_to(endpoint, settings.tracing.sample_ratio, component)
 
     def _told(self, settings: Settings, collect: Callable[[], Iterable[Metric]]) -> Callable[[], bytes]:
-        """Writes what is collected, by vLLM's names as well where that is wanted."""
+        """Writes what is collected, by other servers' names as well where that is wanted."""
+        from services.metrics.other_names import by_names_of
         from services.metrics.prometheus_sink import written
-        from services.metrics.vllm_names import by_vllm_names
 
-        if not settings.metrics.vllm_names:
-            return lambda: written(collect())
-
-        def both() -> bytes:
+        def told() -> bytes:
             families = list(collect())
-            return written([*families, *by_vllm_names(families, self._model)])
+            return written([*families, *by_names_of(settings.metrics.names_of, families, self._model)])
 
-        return both
+        return told
 
     def router(self, router: RouterPort, model: str) -> RouterPort:
         """``router``, counted and traced; ``model`` is the name of the served one."""

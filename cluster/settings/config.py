@@ -20,6 +20,7 @@ from cluster.settings.placement import ClusterSettings
 from cluster.settings.server import ServerSettings
 from cluster.settings.unknown import unknown
 from services.machine.processor import cache_folder
+from services.wrong_values import allowed
 from speculation.errors import ConfigurationError
 
 # Not a setting: the API key that the command line sends as a client.
@@ -199,4 +200,6 @@ def _refused(problem: ErrorDetails) -> ConfigurationError:
     if problem["type"] == "value_error" and isinstance(problem["input"], dict):
         # Settings of a section that do not go together: it begins with the name of the first.
         return ConfigurationError(f"{key}.{why}", about=key)
-    return ConfigurationError(why, field=key, value="hidden" if key in _SECRETS else repr(problem["input"]))
+    value = "unset" if problem["type"] == "missing" else "hidden" if key in _SECRETS else repr(problem["input"])
+    wanted = allowed(problem)
+    return ConfigurationError("" if wanted else why, field=key, value=value, allowed=wanted)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from cluster.settings.placement import Section
+from services.metrics.families import OtherServer
 
 
 class MetricsSettings(Section):
@@ -18,11 +19,11 @@ class MetricsSettings(Section):
         "own agent on each node exports them with the prefix ray_ (on Ray); none: nothing is counted; null: what suits the "
         "place",
     )
-    vllm_names: bool = Field(
-        False,
-        description="whether /metrics has the numbers that vLLM has, too, by its names as well (vllm:num_requests_running, "
-        "vllm:spec_decode_num_drafts_total, ...), for its dashboards and `vllm bench serve`; on Ray, that of the API port "
-        "alone (server.metrics)",
+    names_of: tuple[OtherServer, ...] = Field(
+        (),
+        description="servers by whose names /metrics has the numbers, too, that they have as well "
+        "(vllm:num_requests_running, sglang:num_running_reqs, trtllm_num_requests_running, llamacpp:requests_processing, "
+        "...), for their dashboards and `vllm bench serve`; on Ray, that of the API port alone (server.metrics)",
     )
 
 

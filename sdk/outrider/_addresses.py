@@ -38,5 +38,7 @@ def host_of(address: str) -> str:
 
 
 def names_port(address: str) -> bool:
-    """Whether an address as ``host_of`` takes it has a port; a local socket needs none."""
-    return address.startswith(("unix:", "unix-abstract:")) or address.rpartition(":")[2].isdecimal()
+    """Whether an address as ``host_of`` takes it has a port, or the name of one; a local socket needs none."""
+    port = address.rpartition(":")[2]
+    named = address.count(":") == 1 and port[:1].isalpha()
+    return address.startswith(("unix:", "unix-abstract:")) or port.isdecimal() or named

@@ -6,6 +6,7 @@ Retries are by hand: gRPC's own do not know how long a server asks to wait, nor 
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass
 
 import grpc
@@ -15,6 +16,7 @@ from outrider.errors import REQUEST_ID, InvalidArgument, OutriderError, Resource
 
 Metadata = tuple[tuple[str, str], ...]
 
+_URL = re.compile("https?://", re.IGNORECASE)
 MAX_BYTES = 4 << 20
 Options = list[tuple[str, int | str]]
 OPTIONS: Options = [
@@ -38,7 +40,16 @@ OPTIONS: Options = [
 
 
 def options_for(address: str) -> Options:
-    """The options of a channel to ``address``: no proxy leads to loopback, though gRPC would take one."""
+    """The options of a channel to ``address``: no proxy leads to loopback, though gRPC would take one.
+
+    Raises:
+        InvalidArgument: the address is a URL, which gRPC would take for a host's name.
+    """
+    if _URL.match(address):
+        allowed = "HOST:PORT, the port that of gRPC (50051 unless told otherwise), without http:// or https://"
+        raise InvalidArgument(
+            f"address is {address}: must be {allowed}; tls (--tls) speaks TLS", "address", address, allowed
+        )
     return [*OPTIONS, ("grpc.enable_http_proxy", 0)] if is_loopback(host_of(address)) else OPTIONS
 
 

@@ -322,6 +322,7 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
             seconds_saved=spec.seconds_saved,
             rule=spec.rule,
             learnt=spec.learnt,
+            num_spec_tokens=spec.num_spec_tokens,
         ),
         timing=Timing(
             queue_s=timing.queue_s,
@@ -383,6 +384,7 @@ def read_models(wire: pb.ListModelsResponse) -> list[Model]:
                 rounded_inputs=model.weights.rounded_inputs,
                 rounded_cache=model.weights.rounded_cache,
             ),
+            created=model.created,
         )
         for model in wire.models
     ]

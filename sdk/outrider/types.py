@@ -103,12 +103,13 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculativeDecoding:
-    """How the answer was sped up; the names are vLLM's, plus ``strategy`` and the last five.
+    """How the answer was sped up; the names are vLLM's, plus ``strategy`` and five of the last six.
 
-    ``mean_acceptance_length`` is tokens per step, the target's own included. ``acceptance_histogram[i]`` counts the steps in
-    which exactly ``i`` drafted tokens were accepted, ``accepted_by_source`` those that each source proposed. ``switches``
-    says which sources of the strategy were left out, after how many tokens, and why. ``seconds_saved``: by which the answer
-    came sooner than by plain decoding in the same company; negative: later; 0 where the server does not measure it.
+    ``mean_acceptance_length`` is tokens per step, the target's own included. ``num_spec_tokens``: most drafted tokens that a
+    step may have. ``acceptance_histogram[i]`` counts the steps in which exactly ``i`` drafted tokens were accepted,
+    ``accepted_by_source`` those that each source proposed. ``switches`` says which sources of the strategy were left out,
+    after how many tokens, and why. ``seconds_saved``: by which the answer came sooner than by plain decoding in the same
+    company; negative: later; 0 where the server does not measure it.
     ``rule`` is the server's rule that chose how to draft; empty: none did.
     ``learnt``: why the server chose the strategy by what it has learnt of such requests; empty: it did not choose.
     """
@@ -125,6 +126,7 @@ class SpeculativeDecoding:
     seconds_saved: float = 0.0
     rule: str = ""
     learnt: str = ""
+    num_spec_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,6 +231,7 @@ class Model:
     A request that says ``ignore_generation_config`` gets neither. ``bit_exact``: a token's logits were seen to be the same
     bits whatever shares its pass; otherwise answers are the same up to near ties. ``adapters``: names under which requests
     ask for the model with a LoRA adapter. ``strategies`` and ``drafters``: those that requests with this API key may name.
+    ``created``: when its files were written, in seconds since 1970; 0: not known.
     """
 
     name: str
@@ -242,3 +245,4 @@ class Model:
     adapters: tuple[str, ...] = ()
     drafters: tuple[NameableDrafter, ...] = ()
     weights: ServedWeights = ServedWeights()
+    created: int = 0

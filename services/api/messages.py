@@ -296,7 +296,7 @@ def decoding_figures(strategy: str, stats: SpeculationStats, rule: str = "", lea
     """How an answer was decoded, by vLLM's names; with ``rule`` or ``learnt``, where one chose the strategy."""
     names = (
         "mean_acceptance_length", "draft_acceptance_rate", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens",
-        "acceptance_histogram", "accepted_by_source", "switches", "seconds_saved",
+        "num_spec_tokens", "acceptance_histogram", "accepted_by_source", "switches", "seconds_saved",
     )  # fmt: skip
     said = {name: value for name, value in (("rule", rule), ("learnt", learnt)) if value}
     chosen = {"strategy": strategy} | said

@@ -21,6 +21,8 @@ _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048
 _NODES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
 Kind = Literal["counter", "gauge", "histogram"]
+# Whose names /metrics may have besides (services/metrics/other_names.py).
+OtherServer = Literal["vllm", "sglang", "tensorrt_llm", "llama_cpp"]
 
 
 @dataclass(frozen=True, slots=True)

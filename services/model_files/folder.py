@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 # First bytes of the pointer that git-lfs leaves in place of a file that was not fetched.
 LFS = b"version https://git-lfs"
 _LONGEST = 400
+_LAST_SECOND = 253_402_300_799
+_WEIGHTS = ("safetensors", "bin", "pt", "gguf")
 # Bytes at either end of a weight file that tell it from others.
 _END = 1 << 20
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -124,6 +126,24 @@ def _digest_begun(folder: Path) -> tuple[hashlib._Hash, list[Path]]:
     if not files:
         raise ConfigurationError(f"cannot read the model at {folder}: it has no .safetensors file", about=folder)
     return digest, files
+
+
+def written_at(model: Path) -> int:
+    """When a model's weights were written last, or its config.json where they lie elsewhere, in seconds since 1970.
+
+    Args:
+        model: its folder, or its file.
+
+    Returns:
+        0 where there is no such file, or it has no such time.
+    """
+    try:
+        weights = [file for kind in _WEIGHTS for file in model.glob(f"*.{kind}")] if model.is_dir() else [model]
+        newest = int(max(file.stat().st_mtime for file in weights or [model / "config.json"]))
+    except OSError:
+        return 0
+    # What lies beyond the year 9999 is no date.
+    return newest if 0 < newest <= _LAST_SECOND else 0
 
 
 def model_fingerprint(folder: Path) -> str:

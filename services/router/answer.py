@@ -50,7 +50,7 @@ class Answer:
         self._cached_tokens = 0
         self._last_token: int | None = None
         self._arithmetic = ""
-        self._stats = SpeculationStats()
+        self._stats = SpeculationStats(num_spec_tokens=request.plan.max_nodes)
         self.stop_string: str | None = None
 
     def add(self, progress: Progress) -> TextChunk:

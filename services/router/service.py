@@ -28,6 +28,7 @@ from services.api.messages import (
 from services.api.model_card import ModelCard, NameableDrafter
 from services.logs.names import log_name
 from services.metrics.registry import DROPPED, Metrics
+from services.model_files.folder import written_at
 from services.router.adapter_changes import AdapterChanges
 from services.router.answer import Answer
 from services.router.comparisons import compared, plan_comparisons
@@ -81,6 +82,7 @@ class RouterService:
         self._strategy = config.strategy.with_held(None)
         self._verifier = verifier
         self._tokens = tokens or Tokens(config.model_path, generic_tools=config.generic_tools, thoughts=config.thoughts)
+        self._created = written_at(Path(config.model_path))
         self._pool = TokenisingPool()
         self._card: VerifierCard | None = None
         self._described_at = 0.0
@@ -176,6 +178,7 @@ class RouterService:
                 infills=self._tokens.infill is not None,
                 adapters=card.adapters,
                 weights=card.weights,
+                created=self._created,
                 drafters=tuple(NameableDrafter(name=each.name, strategy=each.kind) for each in strategy.trained),
             )
         ]

@@ -10,6 +10,7 @@ from services.api.messages import ClientRequest
 from services.router.drafters import Drafters, TrainedDrafter, registered, suited_to, usable_by
 from services.router.rules.facts import Facts
 from services.settings import Setting
+from services.wrong_values import did_you_mean
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.held_models import HeldModel
@@ -307,7 +308,7 @@ def listed_sources(names: Sequence[str], config: StrategyConfig) -> tuple[str, .
         if kind is None or (lack is not None and name not in models):
             usable = sorted({each for each, own in LISTED.items() if _source_lacks(SOURCES[own], config) is None} | models)
             why = "" if lack is None else f"; this server has {lack.has}"
-            raise InvalidArgument(field, name or "empty", f"one of {', '.join(usable)}{why}")
+            raise InvalidArgument(field, name or "empty", f"one of {', '.join(usable)}{why or did_you_mean(name, usable)}")
         source = name if name in models else next(iter(_models(kind, config)), kind)
         if source in found:
             raise InvalidArgument(field, name, f"left out: {found[source]} is the same source")
@@ -359,4 +360,4 @@ def _known(strategy: str) -> str:
     name = strategy.lower()
     meant = name if name in STRATEGIES else _ELSEWHERE.get(name)
     hint = f"; {strategy} of other servers is {meant}" if meant else ""
-    return f"one of {', '.join(sorted(STRATEGIES))}{hint}"
+    return f"one of {', '.join(sorted(STRATEGIES))}{hint or did_you_mean(name, STRATEGIES)}"

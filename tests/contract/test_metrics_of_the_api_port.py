@@ -35,7 +35,12 @@ def counted(text: str) -> tuple[int, int, int, dict[int, int]] | None:
 @pytest.mark.examples(2)
 @pytest.mark.parametrize("names", [True, False])
 async def test_it_tells_the_acceptance_of_a_run(tiny_model: Path, names: bool) -> None:
-    flags = ["server.http_port=0", "server.ops_port=null", "server.metrics=true", f"metrics.vllm_names={str(names).lower()}"]
+    flags = [
+        "server.http_port=0",
+        "server.ops_port=null",
+        "server.metrics=true",
+        f"metrics.names_of={'[vllm]' if names else '[]'}",
+    ]
     settings = load(flags=tiny_settings(*flags), environ={})
     async with (
         in_process(settings, ResolvedModel(name="tiny", path=tiny_model)) as running,

@@ -116,6 +116,18 @@ def test_unknown_reports_are_refused(both_entries: HttpService, client: Client, 
 TREES = {"speculation": {"strategy": "blend", "report": "trees"}}
 
 
+def check_figures(figures: dict[str, Any], passes: Sequence[Any]) -> None:
+    """What an answer adds up is what its passes tell, in the shapes that vLLM gives them."""
+    drafted, accepted = [len(told["tokens"]) for told in passes], [len(told["accepted"]) for told in passes]
+    assert (len(passes), sum(drafted)) == (figures["num_spec_steps"], figures["num_draft_tokens"])
+    assert sum(drafted) > 0 and max(drafted) <= figures["num_spec_tokens"]
+    assert figures["acceptance_histogram"] == [accepted.count(number) for number in range(figures["num_spec_tokens"] + 1)]
+    steps = [*zip(drafted, accepted, strict=True)]
+    assert figures["acceptance_histogram_by_draft_length"] == {
+        str(length): [steps.count((length, number)) for number in range(length + 1)] for length in {*drafted} - {0}
+    }
+
+
 def check_passes(passes: Sequence[Any], ids: Sequence[int]) -> None:
     """The kept path of each pass, and the token after it, are the answer's tokens."""
     at = 0
@@ -143,9 +155,7 @@ def test_the_paths_of_all_passes_are_the_answer(both_entries: HttpService, clien
     assert choice["token_ids"] == plain["token_ids"]
     passes = choice["speculation"]["passes"]
     check_passes(passes, choice["token_ids"])
-    figures = answer["metrics"]["speculative_decoding"]
-    assert len(passes) == figures["num_spec_steps"]
-    assert sum(len(told["tokens"]) for told in passes) == figures["num_draft_tokens"] > 0
+    check_figures(answer["metrics"]["speculative_decoding"], passes)
     # In events, a pass comes with the first of its tokens.
     events = stream(both_entries, "/v1/completions", **asked, **TREES, stop=stop, stream_interval=3)
     streamed(events)

@@ -59,7 +59,7 @@ def service(
     tiny_model: Path, redis: str, ops_port: int, http_port: int, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
     flags = [
-        "server.port=0", f"server.ops_port={ops_port}", f"server.http_port={http_port}", "server.metrics=true", "metrics.vllm_names=true",
+        "server.port=0", f"server.ops_port={ops_port}", f"server.http_port={http_port}", "server.metrics=true", "metrics.names_of=[vllm]",
         "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096", "verifier.threads=1",
         "verifier.budget=fixed", "drafter.keep_calibration=false", f"retrieval.redis_url={redis}", "retrieval.name=e2e",
         f"cache_dir={tmp_path_factory.mktemp('cache')}",

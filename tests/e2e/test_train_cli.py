@@ -72,6 +72,7 @@ def test_data_that_were_terminated_go_on(outrider_here: Command, questions: Path
         # The tiny model has two layers.
         (["data", "--out", "x", "--recipe", "block"], "the recipe's state_layers are [1, 0, -2]: must be different ones"),
         (["data", "--out", "README.md"], "README.md"),
+        (["data", "--out", "docs"], "--out docs: holds other things"),
         (["data", "--out", "x", "--device", "quantum"], "quantum"),
         (["vocabulary", "--data", "docs"], "docs holds no training data"),
     ],

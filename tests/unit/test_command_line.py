@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.bench.contestants import check_names
 from benchmarks.bench.tables import Table
 from benchmarks.bench.tables import as_object as table_object
 from cli import bench_commands
@@ -159,3 +160,22 @@ def test_version_and_module() -> None:
             [sys.executable, "-m", "cli.main", *command], capture_output=True, text=True, cwd=ROOT, check=True
         )
         assert "outrider" in done.stdout.lower()
+
+
+def test_paragraphs_of_help_are_as_wide_as_the_terminal() -> None:
+    shown = RUN.invoke(app, ["bench", "soak", "--help"], env={"COLUMNS": "80"}).stdout
+    lines = [line.strip() for line in shown.splitlines()]
+    told = " ".join(lines[: lines.index(next(line for line in lines if line.startswith("╭")))])
+    paragraph = told[told.index("Two routers") :].split("  ")[0]
+    # A short line within a paragraph is one that was broken twice.
+    within = [line for line in lines if line and line in paragraph][:-1]
+    assert len(within) > 3 and all(len(line) > 60 for line in within)
+
+
+def test_the_nearest_name_is_asked_for() -> None:
+    settings = load(flags=["model=none"], environ={})
+    for field, options in (("speculation.strategy", {"strategy": "sufix"}), ("speculation.sources", {"sources": ["sufix"]})):
+        with refuses(InvalidArgument, field, "sufix", allowed="(did you mean suffix?)"):
+            _check_request(settings, "x", options)  # type: ignore[arg-type]
+    with refuses(ConfigurationError, "--strategies", says="(did you mean suffix?)"):
+        check_names(["sufix"], [])

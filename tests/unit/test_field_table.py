@@ -3,6 +3,7 @@ fields is theirs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from services.api.http.declared import schema_of
 from services.api.http.openai import field_table
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
+from services.api.http.openai.field_rules import HINTS
 from services.api.http.openai.fields import Fields
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.protocol.completion_body import CompletionBody
@@ -153,3 +155,16 @@ def test_what_is_declared_is_what_is_taken(read: Any, body: dict[str, Any], decl
             assert (refused is None) == (undeclared is None), (name, value, refused, undeclared)
 
     alike()
+
+
+SAYS = re.compile(r"(?:say|or) ([a-z_]+)")
+
+
+@pytest.mark.parametrize("name", sorted(HINTS))
+def test_fields_of_other_servers_are_refused_with_one_that_there_is(name: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        read_chat({**CHAT, name: 1})
+    assert (refused.value.field, refused.value.allowed) == (name, HINTS[name])
+    ours = {each for each, _ in (*declared_fields(ChatBody), *declared_fields(CompletionBody))}
+    # What is said in its place is a field of ours, or tells of one.
+    assert {*SAYS.findall(HINTS[name])} - {"each"} <= ours, HINTS[name]

@@ -144,9 +144,20 @@ def test_an_answer_says_what_was_left_out_and_why() -> None:
     ends = [
         replace(completion(1, 2), stats=SpeculationStats(switches=[each])) for each in ("8: fspad left out", "40: recycling")
     ]
-    assert metrics(ends)["speculative_decoding"]["switches"] == ["8: fspad left out", "40: recycling"]
+    assert metrics(ends, "none")["speculative_decoding"]["switches"] == ["8: fspad left out", "40: recycling"]
+
+
+def test_passes_are_counted_by_what_they_drafted_and_had_accepted() -> None:
+    counted = [SpeculationStats(num_spec_tokens=3), SpeculationStats(num_spec_tokens=3)]
+    for stats, drafted, accepted in ((0, 1, 1), (0, 3, 2), (1, 3, 2), (1, 0, 0)):
+        counted[stats].record(drafted=drafted, accepted_sources=("suffix",) * accepted, committed=accepted + 1)
+    ends = [replace(completion(1, 2), stats=stats) for stats in counted]
+    told = metrics(ends, "sources")["speculative_decoding"]
+    assert (told["num_spec_tokens"], told["acceptance_histogram"]) == (3, [1, 1, 2, 0])
+    assert told["acceptance_histogram_by_draft_length"] == {1: [0, 1], 3: [0, 0, 2, 0]}
+    assert "acceptance_histogram_by_draft_length" not in metrics(ends, "none")["speculative_decoding"]
 
 
 def test_what_was_saved_is_added_up_over_all_choices() -> None:
     ends = [replace(completion(1, 2), stats=SpeculationStats(seconds_saved=seconds)) for seconds in (0.5, -0.75)]
-    assert metrics(ends)["speculative_decoding"]["seconds_saved"] == -0.25
+    assert metrics(ends, "none")["speculative_decoding"]["seconds_saved"] == -0.25

@@ -41,6 +41,7 @@ SAID = {
         "--spec-draft-n-min: a step drafts as little as pays",
     ),
     "a flag before the model": ("--trust-remote-code a", "--model a; --trust-remote-code: code of models is never run"),
+    "two arguments": ("a words", "--model a; words: unknown here"),
     "HTTP's port": (
         "Qwen/Qwen3-0.6B --port 8000 --max-num-seqs 16",
         "--model Qwen/Qwen3-0.6B --set server.http_port=8000 --set verifier.max_num_seqs=16",

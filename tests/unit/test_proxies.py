@@ -139,9 +139,18 @@ def test_elsewhere(address: str) -> None:
         ("[::1]:5", True),
         ("unix:/a", True),
         ("dns:///host:4", True),
+        ("host:http", True),
+        ("::1", False),
         ("host", False),
         ("dns:///host", False),
     ],
 )
 def test_who_forgets_the_port_is_told(address: str, has: bool) -> None:
     assert names_port(address) == has
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8000", "https://host:1", "HTTP://host"])
+def test_a_url_is_no_address(address: str) -> None:
+    with pytest.raises(outrider.InvalidArgument, match="without http://") as raised:
+        outrider.Client(address)
+    assert raised.value.field == "address"

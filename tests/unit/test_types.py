@@ -51,13 +51,14 @@ def test_bad_values_are_refused_by_name(field: str, value: object) -> None:
 
 
 def test_statistics_follow_vllms_definitions() -> None:
-    stats = SpeculationStats()
+    stats = SpeculationStats(num_spec_tokens=4)
     stats.record(drafted=4, accepted_sources=("a", "a", "b"), committed=4, seconds_saved=0.5)
     stats.record(drafted=4, accepted_sources=(), committed=1, seconds_saved=-0.75)
     stats.record(drafted=0, accepted_sources=(), committed=1)
     assert stats.mean_acceptance_length == 2
     assert stats.draft_acceptance_rate == 3 / 8
-    assert stats.acceptance_histogram == [2, 0, 0, 1]
+    assert stats.acceptance_histogram == [2, 0, 0, 1, 0]
+    assert stats.acceptance_histogram_by_draft_length == {4: [1, 0, 0, 1, 0]}
     assert stats.accepted_by_source == {"a": 2, "b": 1}
     assert stats.seconds_saved == -0.25
 

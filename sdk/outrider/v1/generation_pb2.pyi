@@ -1012,6 +1012,7 @@ class SpeculationMetrics(_message.Message):
     SECONDS_SAVED_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     LEARNT_FIELD_NUMBER: _builtins.int
+    NUM_SPEC_TOKENS_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     mean_acceptance_length: _builtins.float
     """Tokens per step, the target's own token included."""
@@ -1028,9 +1029,11 @@ class SpeculationMetrics(_message.Message):
     """The name of the server's rule that chose how to draft. Empty: none did, or the answer is private."""
     learnt: _builtins.str
     """Why the server chose the strategy by what it has learnt of such requests. Empty: it did not choose, or the answer is private."""
+    num_spec_tokens: _builtins.int
+    """Most drafted tokens that a step may have; 0 of plain decoding, and of a private answer."""
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Entry i: steps in which exactly i drafted tokens were accepted."""
+        """Entry i: steps in which exactly i drafted tokens were accepted; num_spec_tokens + 1 entries."""
 
     @_builtins.property
     def accepted_by_source(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -1055,10 +1058,11 @@ class SpeculationMetrics(_message.Message):
         seconds_saved: _builtins.float = ...,
         rule: _builtins.str = ...,
         learnt: _builtins.str = ...,
+        num_spec_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "accepted_by_source", b"accepted_by_source", "draft_acceptance_rate", b"draft_acceptance_rate", "learnt", b"learnt", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_spec_steps", b"num_spec_steps", "rule", b"rule", "seconds_saved", b"seconds_saved", "strategy", b"strategy", "switches", b"switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "accepted_by_source", b"accepted_by_source", "draft_acceptance_rate", b"draft_acceptance_rate", "learnt", b"learnt", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_spec_steps", b"num_spec_steps", "num_spec_tokens", b"num_spec_tokens", "rule", b"rule", "seconds_saved", b"seconds_saved", "strategy", b"strategy", "switches", b"switches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1306,6 +1310,7 @@ class Model(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     DRAFTERS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     max_model_len: _builtins.int
     """Most tokens of prompt and answer together."""
@@ -1315,6 +1320,8 @@ class Model(_message.Message):
     """Whether a token's logits were seen to be the same bits whatever shares its pass; otherwise answers are the same up to near
     ties: where two tokens are about as likely, another one may be taken under another strategy or load.
     """
+    created: _builtins.int
+    """When its files were written, in seconds since 1970; 0: not known."""
     @_builtins.property
     def strategies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those that requests with the caller's API key may name."""
@@ -1351,10 +1358,11 @@ class Model(_message.Message):
         adapters: _abc.Iterable[_builtins.str] | None = ...,
         drafters: _abc.Iterable[Global___NameableDrafter] | None = ...,
         weights: Global___ServedWeights | None = ...,
+        created: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "bit_exact", b"bit_exact", "default_strategy", b"default_strategy", "defaults", b"defaults", "drafters", b"drafters", "max_model_len", b"max_model_len", "name", b"name", "processors", b"processors", "strategies", b"strategies", "vocab_size", b"vocab_size", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "bit_exact", b"bit_exact", "created", b"created", "default_strategy", b"default_strategy", "defaults", b"defaults", "drafters", b"drafters", "max_model_len", b"max_model_len", "name", b"name", "processors", b"processors", "strategies", b"strategies", "vocab_size", b"vocab_size", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

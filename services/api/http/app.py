@@ -17,7 +17,7 @@ from services.access.gate import Gate
 from services.api.call_slots import CallSlots
 from services.api.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
 from services.api.http.call import HttpCall
-from services.api.http.door import ANTHROPIC, OPENAI
+from services.api.http.door import ANTHROPIC, OLLAMA, OPENAI, Door
 from services.api.http.endpoints import Endpoints
 from services.api.http.messages.endpoints import MessageEndpoints
 from services.api.http.model_endpoints import ModelEndpoints
@@ -35,18 +35,20 @@ from speculation.errors import Cancelled, Internal, OutriderError, Unauthenticat
 
 log = logging.getLogger(__name__)
 
+_MESSAGES, _MODELS, _OLLAMA_S = "/v1/messages", "/v1/models", "/api/"
+# A header of Anthropic's clients.
+_VERSION = "anthropic-version"
 _PORT = re.compile(r":\d*$")
 # What stands before and behind an id in a path, the longest first.
 _AROUND_IDS = (
     ("/v1/responses/", "/input_items"),
     ("/v1/responses/", "/cancel"),
     ("/v1/responses/", ""),
-    ("/v1/models/", ""),
+    (f"{_MODELS}/", ""),
 )
 _RESPONSE = "/v1/responses/{id}"
 # The one field that has a place in queries, too, says what the answer to a GET may leave out; none does.
 _OF_RESPONSES = frozenset(CreateResponse.model_fields) - {"include"}
-_MESSAGES = "/v1/messages"
 _CLOSING = [("connection", "close")]
 
 
@@ -116,8 +118,8 @@ class HttpApp:
             ),
             f"{_RESPONSE}/cancel": _Path("POST", responses.cancel),
             f"{_RESPONSE}/input_items": _Path("GET", responses.input_items, counted="ListInputItems", scope="generate"),
-            "/v1/models": _Path("GET", ends.models, counted="ListModels"),
-            "/v1/models/{id}": _Path("GET", ends.model, counted="ListModels"),
+            _MODELS: _Path("GET", ends.models, counted="ListModels"),
+            f"{_MODELS}/{{id}}": _Path("GET", ends.model, counted="ListModels"),
             "/v1/load_lora_adapter": _Path("POST", adapters.load, counted="LoadAdapter", scope="admin"),
             "/v1/unload_lora_adapter": _Path("POST", adapters.unload, counted="UnloadAdapter", scope="admin"),
             # A page asks for it every two seconds: it is left out of the audit log.
@@ -153,7 +155,7 @@ class HttpApp:
         call = HttpCall(
             headers=Headers(scope=scope), receive=receive, send_raw=send, address=f"{client[0]}:{client[1]}", gate=self._gate
         )
-        call.door = ANTHROPIC if scope["path"].startswith(_MESSAGES) else OPENAI
+        call.door = _door(scope["path"], call.headers)
         try:
             await self._answer(call, scope["method"], scope["path"], scope.get("query_string", b""))
         except Cancelled as error:
@@ -237,6 +239,14 @@ class HttpApp:
         if not call.begun:
             # A connection that stays would bring its next request here as well.
             await call.refuse(error, _CLOSING if self.draining else None)
+
+
+def _door(path: str, headers: Headers) -> Door:
+    """The API that a path belongs to; OpenAI's and Anthropic's both list models."""
+    if path.startswith(_OLLAMA_S):
+        return OLLAMA
+    of_anthropic = path.startswith(_MESSAGES) or (path.startswith(_MODELS) and _VERSION in headers)
+    return ANTHROPIC if of_anthropic else OPENAI
 
 
 def _without_id(path: str) -> tuple[str, str]:

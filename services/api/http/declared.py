@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -10,9 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.json_schema import models_json_schema
 
 from services.api.http.openai.errors import Refused
+from services.wrong_values import did_you_mean
 
-# Characters of a name that may be a known one misspelt.
-_LONGEST_NAME = 64
 _SHOULD = "Input should be "
 # Where OpenAPI keeps schemas.
 _PLACE = "#/components/schemas/{model}"
@@ -63,8 +61,7 @@ def _refused(kind: type[Declared], error: ValidationError, path: str, hints: Map
     shown = value if isinstance(value, str | int | float) and value != "" else _shown(value)
     if problem == "extra_forbidden":
         name = str(where[-1])
-        near = difflib.get_close_matches(name, kind.model_fields, n=1) if len(name) <= _LONGEST_NAME else []
-        unknown = f"unset: there is no such field{f' (did you mean {near[0]}?)' if near and len(where) == 1 else ''}"
+        unknown = f"unset: there is no such field{did_you_mean(name, kind.model_fields) if len(where) == 1 else ''}"
         return Refused(field, shown, hints.get(field, unknown), "unknown_parameter")
     code = "invalid_type" if problem.endswith("_type") else "invalid_value"
     return Refused(field, shown, first["msg"].removeprefix(_SHOULD), code)

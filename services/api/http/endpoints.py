@@ -6,16 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from services.access.charges import nameable
 from services.access.gate import Gate
 from services.api.config import HttpConfig
 from services.api.http.call import HttpCall
 from services.api.http.event_stream import PING_S, EventStream
 from services.api.http.json_body import read_body
 from services.api.http.live_status import LatelyKnownState, status_of
+from services.api.http.model_list import listed, page_of
 from services.api.http.openai.chat_answer import ChatAnswer
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.choice_record import AnswerInProgress
@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
 # Makes the answer to a request, given the router, its name and its time in seconds.
 Form = Callable[[Asked, Prepared, RouterPort, str, int], AnswerInProgress]
-_OWNER = "outrider"
 # Names fields of a request that had no effect.
 # Tokens of an answer, its prompt included, whose JSON is written in a thread.
 _MANY = 512
@@ -170,39 +169,18 @@ class Endpoints:
 
     async def models(self, call: HttpCall) -> None:
         """GET /v1/models"""
-        await call.answer({"object": "list", "data": list((await self._listed(call)).values())})
+        await call.answer(page_of(await self._listed(call), call.query))
 
     async def model(self, call: HttpCall) -> None:
         """GET /v1/models/{id}"""
-        listed = await self._listed(call)
-        if call.path not in listed:
-            raise NotFound("model", call.path or "empty", ", ".join(listed))
-        await call.answer(listed[call.path])
+        models = await self._listed(call)
+        if call.path not in models:
+            raise NotFound("model", call.path or "empty", ", ".join(models))
+        await call.answer(models[call.path])
 
     async def _listed(self, call: HttpCall) -> dict[str, dict[str, Any]]:
-        """The models by each of their names, and behind them their adapters."""
         caller = call.known_caller
-        return {
-            name: self._model(nameable(caller.limits, called(card, name)), card.name if name in card.adapters else None)
-            for card in await self._router.models(caller.tenant)
-            for name in (card.name, *card.aliases, *card.adapters)
-        }
-
-    def _model(self, card: ModelCard, parent: str | None) -> dict[str, Any]:
-        return {
-            "id": card.name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": _OWNER,
-            "root": card.name,
-            "parent": parent,
-            "max_model_len": card.max_model_len,
-            "strategies": list(card.strategies),
-            "default_strategy": card.default_strategy,
-            "bit_exact": card.bit_exact,
-            "weights": asdict(card.weights),
-            "drafters": [{"name": each.name, "strategy": each.strategy} for each in card.drafters],
-        }
+        return listed(await self._router.models(caller.tenant), caller, self._started)
 
     async def tokenize(self, call: HttpCall) -> None:
         """POST /tokenize: of a text, or of a conversation as it is sent to the model."""

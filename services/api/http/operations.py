@@ -131,7 +131,9 @@ OPERATIONS: tuple[Operation, ...] = (
         event=InfillEvent,
         example={"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16},
     ),
-    Operation(path="/v1/models", about="The served models.", answer=service_answers.Models),
+    Operation(
+        path="/v1/models", about="The served models, for OpenAI's and Anthropic's clients.", answer=service_answers.Models
+    ),
     Operation(path="/v1/models/{id}", about="One of them, by a name that it has.", answer=service_answers.Model),
     Operation(
         path="/v1/load_lora_adapter",

@@ -27,16 +27,25 @@ _PATHS = {
     "/pooling": "embeddings",
     "/api/embed": "embeddings",
     "/api/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
+    "/reranking": "reranking",
+    "/v1/reranking": "reranking",
     "/classify": "classification",
     "/v1/classify": "classification",
 }
 _COMPLETIONS, _CHAT = "POST /v1/completions continues a text", "POST /v1/chat/completions answers a conversation"
 _MODELS, _STATUS = "GET /v1/models says what is served", "GET /v1/outrider/status says what it does"
+_TOKENS, _TEXT_OF = "POST /tokenize gives the tokens of a text", "POST /detokenize gives the text of tokens"
+_LEAVE = "an answer ends when its client closes the connection; POST /v1/responses/{id}/cancel ends a response"
+_ONE_MODEL = "the model is loaded when the server starts (--model); GET /v1/models says which"
+_ADAPTERS = "POST /v1/load_lora_adapter and POST /v1/unload_lora_adapter change adapters; requests name one as their model"
+_PROFILE = "`outrider top` and `outrider bench host` say where the time goes"
+_AZURE = "OpenAI's client (not Azure's) with base_url=http://HOST:PORT/v1 is answered"
 _WEIGHTS = "POST /update_weights_from_disk takes new weights from a folder"
 _NO_NEED = "computed prompts belong to the weights that made them, and `outrider forget` deletes those of a key"
 _ASK_AGAIN = "ask for each answer by itself, as many at once as you like"
 _OPENAI_S = "conversations are kept by /v1/responses alone (previous_response_id)"
-# Paths of vLLM, SGLang, llama-server, text-generation-inference and Ollama, and what does the same here.
+# Paths of vLLM, SGLang, TensorRT-LLM, llama-server, text-generation-inference, LM Studio, Ollama: what does the same here.
 ELSEWHERE: Mapping[str, str] = {
     "/generate": _COMPLETIONS,
     "/generate_stream": _COMPLETIONS,
@@ -46,7 +55,32 @@ ELSEWHERE: Mapping[str, str] = {
     "/api/generate": _COMPLETIONS,
     "/api/chat": _CHAT,
     "/invocations": _CHAT,
+    "/inference/v1/generate": _COMPLETIONS,
     "/api/tags": _MODELS,
+    "/api/ps": _STATUS,
+    "/api/version": "GET /version says it",
+    "/api/pull": _ONE_MODEL,
+    "/api/create": _ONE_MODEL,
+    "/api/delete": _ONE_MODEL,
+    "/models/load": _ONE_MODEL,
+    "/models/unload": _ONE_MODEL,
+    "/models": _MODELS,
+    "/v1/model/info": _MODELS,
+    "/api/v0/models": _MODELS,
+    "/v1/loads": _STATUS,
+    "/perf_metrics": "every answer has metrics",
+    "/prometheus/metrics": "GET /metrics has them, at the ops port or with server.metrics",
+    "/v1/tokenize": _TOKENS,
+    "/v1/detokenize": _TEXT_OF,
+    "/chat_tokenize": "POST /tokenize takes messages, too",
+    "/lora-adapters": _ADAPTERS,
+    "/abort_request": _LEAVE,
+    "/abort_requests": _LEAVE,
+    "/start_profile": _PROFILE,
+    "/stop_profile": _PROFILE,
+    "/get_weight_version": "system_fingerprint of an answer names its weights",
+    "/weight_version": "system_fingerprint of an answer names its weights",
+    "/v1/health": "GET /health answers while this process lives",
     "/api/show": _MODELS,
     "/info": _MODELS,
     "/get_model_info": _MODELS,
@@ -94,6 +128,7 @@ _OTHER_FOLDERS = {
     "/v1/fine_tuning": "adapters and weights are trained elsewhere; POST /v1/load_lora_adapter loads one",
     "/v1/realtime": f"{_TEXT}, and streams it as events",
     "/v1/videos": _TEXT,
+    "/openai": _AZURE,
 }
 
 

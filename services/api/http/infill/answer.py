@@ -72,7 +72,7 @@ class InfillAnswer(AnswerInProgress):
             "stop_type": "limit" if limited else "word" if word else "eos",
             "stopping_word": word,
             "seed": end.seed,
-            "metrics": metrics([end]),
+            "metrics": metrics([end], self.asked.report),
         }
 
     def _told_of(self, tokens: Sequence[TextToken]) -> dict[str, Any]:

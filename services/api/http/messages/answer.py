@@ -128,7 +128,7 @@ class MessageAnswer(AnswerInProgress):
         }
 
     def _extras(self, end: Completion) -> dict[str, Any]:
-        return {"seed": end.seed, "metrics": metrics([end])}
+        return {"seed": end.seed, "metrics": metrics([end], self.asked.report)}
 
     def _told_of(self, tokens: Sequence[TextToken]) -> dict[str, Any]:
         return {**self.ids_of(tokens), **origins_of(tokens, self.asked.report)}

@@ -143,7 +143,7 @@ class AnswerInProgress(ABC):
         return event
 
     def _ended(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        told = metrics([record.end for record in self.records if record.end is not None])
+        told = metrics([record.end for record in self.records if record.end is not None], self.asked.report)
         return {**self._head(kind), "choices": choices, "usage": self._counts(whole=True), "metrics": told}
 
     def _head(self, kind: str) -> dict[str, Any]:

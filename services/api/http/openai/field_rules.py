@@ -12,27 +12,58 @@ from pydantic.fields import FieldInfo
 from services.api.http.openai.fields import Fields
 from services.api.http.openai.protocol.marks import declared_fields, effect_of
 
-_STRUCTURED = "unset: say structured_outputs"
 _TYPES = ConfigDict(strict=True)
 
-# Fields of llama-server, and old ones of vLLM's: what to say instead.
-HINTS: dict[str, str] = {
-    "grammar": "unset: say structured_outputs.grammar",
-    "json_schema": "unset: say response_format or structured_outputs.json",
-    "n_probs": "unset: say logprobs",
-    "n_predict": "unset: say max_tokens",
-    "timings_per_token": "unset: say stream_options.continuous_usage_stats",
-    "response_fields": "unset: answers are given whole",
-    "typical_p": "unset: the model's generation_config may set it",
-    "mirostat": "unset: say temperature, top_p or min_p",
-    "repeat_penalty": "unset: say repetition_penalty",
-    "speculative": "unset: say speculation",
-    "strategy": "unset: say speculation.strategy",
-    "stop_sequences": "unset: say stop",
-    "max_new_tokens": "unset: say max_tokens",
-    **{f"speculative.{name}": "unset: say speculation" for name in ("n_max", "n_min", "p_min")},
-    "guided_whitespace_pattern": _STRUCTURED,
-}
+# What to say instead of fields of vLLM's, SGLang's, TensorRT-LLM's, llama-server's and Ollama's.
+_INSTEAD: dict[str, tuple[str, ...]] = {
+    "say max_tokens": ("n_predict", "max_new_tokens", "num_predict", "t_max_predict_ms"),
+    "say min_tokens": ("min_new_tokens",),
+    "say logprobs": ("n_probs", "return_logprob", "top_logprobs_num", "post_sampling_probs"),
+    "say repetition_penalty": ("repeat_penalty", "dry_multiplier", "penalty_last_n", "repeat_last_n"),
+    "say temperature, top_p or min_p": (
+        "mirostat", "mirostat_eta", "mirostat_tau", "tfs_z", "top_n_sigma", "top_p_min", "xtc_probability", "xtc_threshold",
+        "dynatemp_range", "dynatemp_exponent",
+    ),
+    "the model's generation_config may set it": ("typical_p",),
+    "say seed": ("sampling_seed",),
+    "say stop": ("stop_sequences", "stop_regex"),
+    "say include_stop_str_in_output": ("no_stop_trim",),
+    "say logit_bias": ("embedding_bias",),
+    "say structured_outputs": ("guided_whitespace_pattern", "structural_tag"),
+    "say structured_outputs.regex": ("regex",),
+    "say structured_outputs.grammar": ("grammar",),
+    "say structured_outputs.grammar, as Lark writes it": ("ebnf",),
+    "say response_format or structured_outputs.json": ("json_schema",),
+    "say include_reasoning": ("separate_reasoning", "stream_reasoning"),
+    "the server decides (server.reasoning)": ("reasoning_format",),
+    "say reasoning_effort or chat_template_kwargs": ("think",),
+    "say request_id": ("rid",),
+    "say return_token_ids": ("return_prompt_token_ids", "return_tokens"),
+    "name the adapter as the model": ("lora", "lora_path", "lora_request"),
+    "send token ids as prompt to /v1/completions": ("input_ids",),
+    "say cache_salt": ("extra_key",),
+    "prompts are cached for each API key by themselves, as long as there is room": (
+        "id_slot", "n_keep", "session_id", "session_params",
+    ),
+    "caches are not moved between servers": (
+        "bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank", "disaggregated_params",
+    ),
+    "the router chooses a verifier": ("data_parallel_rank", "routed_dp_rank"),
+    "programs are not taken from requests": ("custom_logit_processor", "custom_params"),
+    "states do not leave the server": ("return_context_logits", "return_generation_logits", "return_hidden_states"),
+    "usage.prompt_tokens_details has them": ("return_cached_tokens_details",),
+    "metrics of every answer have it": ("return_meta_info", "return_spec_tokens_details"),
+    "say stream_options.continuous_usage_stats": ("timings_per_token", "return_progress"),
+    "answers are given whole": ("response_fields",),
+    "the order is fixed": ("samplers",),
+    "say speculation": ("speculative", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
+    "say speculation.strategy": ("strategy",),
+    "the index is the server's (retrieval.index)": ("ngram_corpus_id",),
+    "the model's context is the server's (verifier.max_model_len)": ("num_ctx",),
+    "the model stays loaded": ("keep_alive",),
+    "say each of its values as a field": ("options", "sampling_params"),
+}  # fmt: skip
+HINTS: dict[str, str] = {name: f"unset: {instead}" for instead, names in _INSTEAD.items() for name in names}
 
 
 def take_unhonoured(fields: Fields, body: type[BaseModel]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from typing import Any, TypeVar
 
@@ -10,12 +9,11 @@ from pydantic import BaseModel
 
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.protocol import marks
+from services.wrong_values import did_you_mean
 
 _Kind = TypeVar("_Kind")
 # Fields of messages, of their parts and of tools that clients add for themselves or for other servers.
 WITHOUT_EFFECT = ("id", "object", "created", "index", "status", "cache_control", "provider_specific_fields")
-# Characters of a name that may be a known one misspelt.
-_LONGEST_NAME = 64
 
 
 class Fields:
@@ -132,8 +130,7 @@ class Fields:
         for key, value in self._left.items():
             hint = (hints or {}).get(key)
             if hint is None:
-                near = difflib.get_close_matches(key, known, n=1) if len(key) <= _LONGEST_NAME else []
-                hint = f"unset: there is no such field{f' (did you mean {near[0]}?)' if near else ''}"
+                hint = f"unset: there is no such field{did_you_mean(key, known)}"
             shown = value if isinstance(value, str | int | float) else "set"
             raise self.refuse(key, shown if shown != "" else "empty", hint, "unknown_parameter")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from services.api.messages import Completion, decoding_figures
 from services.api.model_card import ModelCard
-from speculation.types import SpeculationStats
+from speculation.types import Report, SpeculationStats
 
 # The name of the source that drafts from a request's ``prediction``.
 _PREDICTION = "prediction"
@@ -59,12 +59,19 @@ def _fewest_cached(ended: Sequence[Completion]) -> dict[tuple[int, ...], int]:
     return fewest
 
 
-def metrics(ended: Sequence[Completion]) -> dict[str, Any]:
-    """``metrics`` of an answer, by vLLM's names, over all of its choices: one choice's ``switches`` after another's."""
+def metrics(ended: Sequence[Completion], report: Report) -> dict[str, Any]:
+    """``metrics`` of an answer, by vLLM's names, over all of its choices: one choice's ``switches`` after another's.
+
+    Args:
+        report: what the answer tells of its drafts. Without a report it has no counts for each length of a draft: of trees
+            there can be hundreds.
+    """
     stats = SpeculationStats()
     for end in ended:
         _add(stats, end.stats)
     figures = decoding_figures(ended[0].strategy, stats, ended[0].rule, ended[0].learnt)
+    if report != "none":
+        figures["acceptance_histogram_by_draft_length"] = stats.acceptance_histogram_by_draft_length
     if compared := [dataclasses.asdict(each) for end in ended for each in end.comparisons]:
         figures["comparisons"] = compared
     return {
@@ -80,10 +87,9 @@ def _add(total: SpeculationStats, one: SpeculationStats) -> None:
     total.num_draft_tokens += one.num_draft_tokens
     total.num_accepted_draft_tokens += one.num_accepted_draft_tokens
     total.num_committed_tokens += one.num_committed_tokens
-    longer = len(one.acceptance_histogram) - len(total.acceptance_histogram)
-    total.acceptance_histogram += [0] * longer
-    for accepted, count in enumerate(one.acceptance_histogram):
-        total.acceptance_histogram[accepted] += count
+    total.num_spec_tokens = max(total.num_spec_tokens, one.num_spec_tokens)
+    for step, count in one.accepted_of_drafted.items():
+        total.accepted_of_drafted[step] = total.accepted_of_drafted.get(step, 0) + count
     for source, count in one.accepted_by_source.items():
         total.accepted_by_source[source] = total.accepted_by_source.get(source, 0) + count
     total.switches += one.switches

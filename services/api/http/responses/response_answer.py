@@ -192,7 +192,7 @@ class ResponseAnswer(AnswerInProgress):
         ).model_dump(mode="json")
         if end is None or not ended:
             return told
-        own: dict[str, Any] = {"seed": end.seed, "stop_reason": end.stop, "metrics": metrics([end])}
+        own: dict[str, Any] = {"seed": end.seed, "stop_reason": end.stop, "metrics": metrics([end], self.asked.report)}
         if self.asked.return_token_ids:
             own |= {"prompt_token_ids": list(self.prepared.prompts[0])}
         return {**told, **own, **self.ids_of(self._tokens), **origins_of(self._tokens, self.asked.report)}

@@ -56,7 +56,13 @@ class Decoding(Answered):
     num_spec_steps: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
-    acceptance_histogram: list[int]
+    num_spec_tokens: int = Field(description="most tokens that a pass may draft")
+    acceptance_histogram: list[int] = Field(
+        description="entry i: passes with i accepted tokens; num_spec_tokens + 1 entries"
+    )
+    acceptance_histogram_by_draft_length: dict[int, list[int]] | None = Field(
+        None, description="the same of passes that drafted so many tokens (speculation.report)"
+    )
     accepted_by_source: dict[str, int]
     switches: list[str]
     seconds_saved: float

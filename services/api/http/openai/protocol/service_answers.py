@@ -104,11 +104,16 @@ class Model(Answered):
 
     id: str
     object: Literal["model"]
-    created: int
+    type: Literal["model"] = Field(description="the same, for Anthropic's clients")
+    display_name: str
+    created: int = Field(description="when the model's files were written, in seconds since 1970")
+    created_at: str = Field(description="the same, as RFC 3339 has it")
     owned_by: str
     root: str
     parent: str | None = Field(description="of an adapter, the model that it adapts")
     max_model_len: int = Field(description="most tokens of prompt and answer together")
+    max_input_tokens: int = Field(description="the same, by Anthropic's name")
+    max_tokens: int = Field(description="the same: an answer has what the prompt leaves")
     strategies: list[str] = Field(description="those that requests with this API key may name")
     default_strategy: str
     bit_exact: bool = Field(description="whether a token's logits are the same bits whatever shares its pass")
@@ -117,10 +122,13 @@ class Model(Answered):
 
 
 class Models(Answered):
-    """The served models."""
+    """The served models; of long lists the part that limit, after_id and before_id ask for."""
 
     object: Literal["list"]
     data: list[Model]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class ChangedAdapter(Answered):

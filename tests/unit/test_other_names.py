@@ -1,8 +1,10 @@
-"""Numbers by vLLM's names: one series of each, there before anything is counted, and read as `vllm bench serve` reads them."""
+"""Numbers by other servers' names: one series of each, there before anything is counted, and read as their clients read them."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import get_args
 
 import httpx2
 import pytest
@@ -15,9 +17,9 @@ from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http.server import serve_http
 from services.metrics.added_up import added_up
-from services.metrics.families import FAMILIES
+from services.metrics.families import FAMILIES, OtherServer
+from services.metrics.other_names import RATIOS, TABLE, by_names_of, name_at
 from services.metrics.prometheus_sink import PrometheusSink, written
-from services.metrics.vllm_names import NAMES, by_vllm_names
 from tests.scripted_router import ScriptedRouter
 
 
@@ -28,13 +30,13 @@ def values(text: bytes) -> dict[tuple[str, str], float]:
     }
 
 
-def told(sink: PrometheusSink) -> bytes:
-    return written(by_vllm_names(sink.collect(), "tiny"))
+def told(sink: PrometheusSink, server: OtherServer = "vllm") -> bytes:
+    return written(by_names_of([server], sink.collect(), "tiny"))
 
 
 def test_strategies_are_added_up_and_positions_are_kept() -> None:
     sink = PrometheusSink()
-    for name in NAMES:
+    for name in TABLE:
         if FAMILIES[name].kind == "counter":
             sink.counter(name)
     assert values(told(sink))["vllm:spec_decode_num_drafts_total", ""] == 0.0
@@ -59,15 +61,71 @@ def test_times_keep_their_buckets() -> None:
     assert 'vllm:time_to_first_token_seconds_sum{engine="0",model_name="tiny"} 0.3' in text
 
 
-def test_all_names_are_ours() -> None:
-    assert {*NAMES} <= {*FAMILIES} and len({*NAMES.values()}) == len(NAMES)
+@pytest.mark.parametrize("server", get_args(OtherServer))
+def test_each_name_is_of_one_number(server: OtherServer) -> None:
+    ratios = RATIOS.get(server, {})
+    assert {*TABLE, *(name for ratio in ratios.values() for name in (ratio.of, ratio.by))} <= {*FAMILIES}
+    names = [*filter(None, (name_at(server, ours) for ours in TABLE)), *ratios]
+    assert len({*names}) == len(names)
+    sink = PrometheusSink()
+    for name in TABLE:
+        {"counter": sink.counter, "gauge": sink.gauge, "histogram": sink.histogram}[FAMILIES[name].kind](name)
+    text = told(sink, server).decode()
+    typed = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
+    assert sorted(re.split("[:_]", name, maxsplit=1)[1] for name in typed) == sorted(names)
+
+
+def test_sglang_tensorrt_llm_and_llama_server_are_told_in_their_words() -> None:
+    sink = PrometheusSink()
+    sink.gauge("num_requests_waiting").set(3)
+    for outcome, count in (("stop", 5), ("length", 2), ("cancelled", 4), ("refused", 9), ("error", 1)):
+        sink.counter("requests_total").add(count, outcome, "OK")
+    for strategy, passes in (("suffix", 4), ("autoregressive", 6)):
+        sink.counter("spec_decode_num_passes_total").add(passes, strategy)
+        sink.counter("spec_decode_num_emitted_tokens_total").add(2 * passes, strategy)
+    sink.counter("spec_decode_num_drafts_total").add(4, "suffix")
+    sink.counter("spec_decode_num_accepted_tokens_total").add(10, "suffix")
+    sink.counter("spec_decode_num_draft_tokens_total").add(40, "suffix")
+    sink.counter("spec_decode_num_accepted_tokens_per_pos_total").add(3, "suffix", "1")
+    sglang = told(sink, "sglang").decode()
+    own = '{engine_type="unified",model_name="tiny"}'
+    for name, value in (
+        ("num_queue_reqs", 3.0), ("num_requests_total", 7.0), ("spec_accept_length", 2.0), ("spec_accept_rate", 0.25),
+        ("spec_verify_calls_total", 10.0), ("cache_hit_rate", 0.0),
+    ):  # fmt: skip
+        assert f"sglang:{name}{own} {value}\n" in sglang
+    trtllm = told(sink, "tensorrt_llm").decode()
+    assert 'trtllm_spec_decode_acceptance_length{engine_type="trtllm",model_name="tiny"} 3.5\n' in trtllm
+    assert (
+        'trtllm_spec_decode_accepted_tokens_total{engine_type="trtllm",model_name="tiny",token_position="1"} 3.0' in trtllm
+    )
+    assert 'trtllm_request_success_total{engine_type="trtllm",finished_reason="cancelled",model_name="tiny"} 4.0' in trtllm
+    assert '"refused"' not in trtllm
+    assert "llamacpp:requests_deferred 3.0\n" in told(sink, "llama_cpp").decode()
+    reasons = {"stop": 5, "length": 2, "abort": 4, "error": 1}
+    found = [*text_string_to_metric_families(told(sink).decode())]
+    (ended,) = [family for family in found if family.name == "vllm:request_success"]
+    assert {sample.labels["finished_reason"]: sample.value for sample in ended.samples} == reasons
+
+
+def test_the_page_has_the_whole_table() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/metrics.md").read_text()
+    for ours in TABLE:
+        names = [name_at(server, ours) for server in get_args(OtherServer)]
+        assert f"| `{ours}` | {' | '.join(f'`{name}`' if name else '' for name in names)} |" in page
+    for server, ratios in RATIOS.items():
+        assert all(f"`{name}`" in page for name in ratios), server
 
 
 def test_a_setting_adds_them() -> None:
     for wanted in (False, True):
-        observing = Observing(load(flags=[f"metrics.vllm_names={str(wanted).lower()}"], environ={}), on_ray=False)
+        observing = Observing(
+            load(flags=[f"metrics.names_of={'[sglang, vllm]' if wanted else '[]'}"], environ={}), on_ray=False
+        )
         observing.router(ScriptedRouter(), "tiny")
-        assert (b"vllm:prompt_tokens_total{" in observing.exposition()) is wanted
+        for begins in (b"vllm:prompt_tokens_total{", b"sglang:prompt_tokens_total{"):
+            assert (begins in observing.exposition()) is wanted
+        assert b"trtllm" not in observing.exposition()
         assert observing.gathered() == observing.exposition()
         assert b"outrider_prompt_tokens_total" in observing.exposition()
 
@@ -112,7 +170,7 @@ def test_what_rays_agents_say_is_added_up() -> None:
         )
 
     families = list(added_up([said("a", 2, 0.5), said("b", 3, 0.25)]))
-    text = written([*families, *by_vllm_names(families, "tiny")]).decode()
+    text = written([*families, *by_names_of(["vllm"], families, "tiny")]).decode()
     assert 'outrider_spec_decode_num_drafts_total{strategy="suffix"} 5.0' in text
     assert "outrider_kv_cache_usage_ratio 0.375" in text and "node_cpu" not in text
     assert 'outrider_request_queue_time_seconds_bucket{le="+Inf"} 5.0' in text
