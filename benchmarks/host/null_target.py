@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from typing_extensions import override
 
 from benchmarks.host.gpu_layout import GpuLayout
 from services.verifier.attention.calls import Call
 from services.verifier.attention.fixed import MOST_ROWS, Largest, rows_up
 from services.verifier.choosing.chooser import Chooser
+from services.verifier.choosing.likeliest_ids import Tops
 from services.verifier.kernels.triton.pass_describer import PassDescriber
 from services.verifier.kv_cache.blocks import BlockAllocator
 from services.verifier.kv_cache.pool import BLOCK, KVPool, in_place
@@ -55,27 +55,28 @@ class PassMark:
     nodes: int
 
 
-class _ScriptedChooser(Chooser):
-    """A chooser whose likeliest ids are there already, as a GPU has found them.
+class _ScriptedIds:
+    """Likely ids that are there already, as a GPU has found them.
 
     Attributes:
+        choices: of the pass, after every row that is read.
         own_s: of the thread's processor, what this took.
     """
 
-    own_s = 0.0
+    def __init__(self) -> None:
+        self.choices: Sequence[int] = ()
+        self.own_s = 0.0
 
-    @override
-    def _likeliest(
-        self, batch: Sequence[Rows], logits: torch.Tensor
-    ) -> Callable[[Sequence[Sequence[int]]], list[tuple[tuple[int, ...], ...]]]:
-        def found(choices: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], ...]]:
+    def send(self, batch: Sequence[Rows], logits: torch.Tensor) -> Callable[[], Tops]:
+        """Implements ``SendLikely``."""
+        choices = self.choices
+
+        def found() -> Tops:
             start = time.thread_time()
-            # Where nothing is chosen, there are ids, too.
-            others = {k: likely_after(0, k) for k in {rows.top_k for rows in batch}}
-            tops = [
-                tuple([likely_after(choice, k) if choice > 0 else others[k] for choice in own]) if k else ()
-                for own, k in zip(choices, [rows.top_k for rows in batch], strict=True)
-            ]
+            tops, end = [], 0
+            for rows in batch:
+                begin, end = end, end + rows.logits
+                tops.append(tuple([likely_after(each, rows.top_k) for each in choices[begin:end]]) if rows.top_k else ())
             self.own_s += time.thread_time() - start
             return tops
 
@@ -120,7 +121,8 @@ class NullTarget:
         self._describer = PassDescriber(self._pool)
         self._gpu = None if largest is None else GpuLayout(self._pool, largest, pass_s)
         self._blocks = BlockAllocator(self._pool.total_blocks)
-        self._chooser = _ScriptedChooser(self.eos_token_ids)
+        self._likely = _ScriptedIds()
+        self._chooser = Chooser(self.eos_token_ids, send_likely=self._likely.send)
         self._computed: dict[str, list[int]] = {}
         self._rows: dict[str, Rows] = {}
         self._under_way: deque[Sequence[Rows]] = deque()
@@ -173,8 +175,8 @@ class NullTarget:
         self.layout_s += time.perf_counter() - start
         # As from a GPU for greedy requests: the ids of all rows come as one list.
         began = time.thread_time()
-        ids = self._choices(batch)
-        self._chooser.own_s += time.thread_time() - began
+        ids = self._likely.choices = self._choices(batch)
+        self._likely.own_s += time.thread_time() - began
         said = arrived = time.perf_counter()
 
         def likeliest() -> list[int]:
@@ -197,12 +199,7 @@ class NullTarget:
         if isinstance(batch, SingleRows):
             pairs = zip(batch.request_ids, batch.contexts, strict=True)
             return [self._texts[request_id][context + 1] for request_id, context in pairs]
-        return [
-            choice
-            for each in batch
-            if each.logits
-            for choice in choices_of(self._texts[each.request_id], each.context, each.chain, each.parents)
-        ]
+        return [choice for each in batch if each.logits for choice in choices_of(self._texts[each.request_id], each)]
 
     def _count(self, batch: Sequence[Rows]) -> None:
         self._passes += 1
@@ -214,7 +211,7 @@ class NullTarget:
                     passes=self._passes,
                     wall_s=time.perf_counter(),
                     cpu_s=time.process_time(),
-                    thread_s=time.thread_time() - self._chooser.own_s,
+                    thread_s=time.thread_time() - self._likely.own_s,
                     tokens=self._tokens,
                     nodes=self._nodes,
                 )
@@ -280,10 +277,12 @@ def likely_after(token: int, count: int) -> tuple[int, ...]:
     return tuple(range(token, token + count))
 
 
-def choices_of(text: Sequence[int], context: int, chain: int, parents: Sequence[int]) -> list[int]:
-    """The text's token after the last row of a chain, and after every node, as far down as its depth says."""
-    at = context + chain
-    depth = [0] * (len(parents) + 1)
-    for node, parent in enumerate(parents, 1):
-        depth[node] = depth[parent + 1] + 1
-    return [text[at + each] for each in depth]
+def choices_of(text: Sequence[int], rows: Rows) -> list[int]:
+    """The text's token after a chain and after every node on its way; 0 after the other nodes, which nobody gets to."""
+    at = rows.context + rows.chain
+    # Tokens of the text between the chain and each node; -1: it is not on the text's way.
+    depths = [0]
+    for token, parent in zip(rows.tokens[rows.chain :], rows.parents, strict=True):
+        depth = depths[parent + 1]
+        depths.append(depth + 1 if depth >= 0 and token == text[at + depth] else -1)
+    return [0 if depth < 0 else text[at + depth] for depth in depths]

@@ -7,6 +7,7 @@ noise decide on the host. If rounding could make a difference, or a model brings
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.best_of_shards import FoundInParts
 from services.verifier.choosing.chosen_logprobs import ChosenLogprobs
 from services.verifier.choosing.device_trials import fans_of, tried_on
-from services.verifier.choosing.likeliest_ids import Tops, send_likeliest
+from services.verifier.choosing.likeliest_ids import SendLikely, send_likeliest
 from services.verifier.choosing.noise_chances import with_chances
 from services.verifier.choosing.point_choices import PointChoices
 from services.verifier.choosing.prepared_rows import PreparedRows
@@ -49,6 +50,7 @@ class Chooser:
         model: the model's own logits processors, from its generation config.
         kernels: compiled kernels, which choose first where the logits are on a CPU.
         reader: says where logits lie.
+        send_likely: sends for the likeliest ids after rows of entries that ask for them; None: they are found in the logits.
     """
 
     def __init__(
@@ -57,12 +59,14 @@ class Chooser:
         model: ModelProcessors | None = None,
         kernels: Library | None = None,
         reader: LogitsReader = READER,
+        send_likely: SendLikely | None = None,
     ) -> None:
         self._eos_token_ids = eos_token_ids
         self._reader = reader
         self._prepared = PreparedRows(reader)
         self._points = PointChoices(kernels, self._prepared, reader)
-        self._finder = None if kernels is None else LikeliestKernel(kernels)
+        finder = None if kernels is None else LikeliestKernel(kernels)
+        self._send_likely = send_likely or partial(send_likeliest, finder=finder, reader=reader)
         self._model = model or ModelProcessors()
         self._requests: dict[str, RequestState] = {}
         # Those of them that are not ``plain``.
@@ -124,13 +128,13 @@ class Chooser:
             walks.append(Walk(rows, request, first, [NOT_CHOSEN] * choices))
             end = first + choices
         # On a device it is found behind the pass, before anybody waits for the choices.
-        tops_of_all = self._likeliest(batch, logits)
+        likely = self._send_likely(batch, logits)
         self._walk([walk for walk in walks if walk.rows.logits and walk.rows.tried is None], logits, likeliest)
         tried = [walk for walk in walks if walk.rows.logits and walk.rows.tried is not None]
         if not self._reader.on_host(logits):
             self._try(tried, logits)
-        top_ids, made = tops_of_all([walk.choices for walk in walks]), ChosenLogprobs(walks, logits)
-        found = [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
+        made = ChosenLogprobs(walks, logits)
+        found = [self._outcome(walk, logits, top_ids, made) for walk, top_ids in zip(walks, likely(), strict=True)]
         if not any(rows.noise for rows in batch):
             return found
         return [with_chances(outcome, walk, logits) for outcome, walk in zip(found, walks, strict=True)]
@@ -184,7 +188,7 @@ class Chooser:
         if any(rows.scored or rows.noise or rows.tried is not None for rows in batch):
             return None
         # They are sent for before anybody waits for the choices.
-        tops_of_all = self._likeliest(batch, logits)
+        likely = self._send_likely(batch, logits)
         ids, choices, first = likeliest(), list[list[int]](), 0
         for rows in batch:
             count = _choices(rows)
@@ -193,8 +197,7 @@ class Chooser:
                 return None
             choices.append(own)
             first += count
-        tops = tops_of_all(choices)
-        return [_make_outcome(choices=tuple(own), top_ids=top) for own, top in zip(choices, tops, strict=True)]
+        return [_make_outcome(choices=tuple(own), top_ids=top) for own, top in zip(choices, likely(), strict=True)]
 
     def _outcome(
         self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs
@@ -221,15 +224,6 @@ class Chooser:
             error=walk.error,
             scored=scored,
         )
-
-    def _likeliest(self, batch: Sequence[Rows], logits: torch.Tensor) -> Callable[[Sequence[Sequence[int]]], Tops]:
-        """Send for the likeliest ids after the rows of entries that ask for them.
-
-        Returns:
-            What gives them, told the choices after these rows: a target that knows them may know these ids as well.
-        """
-        found = send_likeliest(batch, logits, self._finder, self._reader)
-        return lambda choices: found()
 
     def _walk(self, walks: Sequence[Walk], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None) -> None:
         """Choose after every row that the walk down its tree reaches.

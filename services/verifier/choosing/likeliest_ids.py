@@ -16,6 +16,8 @@ from services.verifier.model.to_device import on_the_way
 
 # Of each entry, the ids after each of its rows.
 Tops = list[tuple[tuple[int, ...], ...]]
+# Sends for them, of a batch and its logits, and returns what gives them.
+SendLikely = Callable[[Sequence[Rows], torch.Tensor], Callable[[], Tops]]
 
 
 def send_likeliest(
