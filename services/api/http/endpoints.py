@@ -172,9 +172,9 @@ class Endpoints:
     async def model(self, call: HttpCall) -> None:
         """GET /v1/models/{id}"""
         listed = await self._listed(call)
-        if call.path not in listed:
-            raise NotFound("model", call.path or "empty", ", ".join(listed))
-        await call.answer(listed[call.path])
+        if call.path_id not in listed:
+            raise NotFound("model", call.path_id or "empty", ", ".join(listed))
+        await call.answer(listed[call.path_id])
 
     async def _listed(self, call: HttpCall) -> dict[str, dict[str, Any]]:
         """The models by each of their names, and behind them their adapters."""
