@@ -10,6 +10,8 @@ import pytest
 from services.verifier.kernels.native.library import Library, instruction_sets, library
 
 SETS = tuple(instruction_sets())
+# For tests of what our kernels alone compute.
+needs_kernels = pytest.mark.skipif(library() is None, reason="no kernels of our own can be compiled or run here")
 
 
 def kernels_of(instructions: str) -> Library:

@@ -21,6 +21,7 @@ from services.verifier.kernels.triton.tree_pass import TritonBuckets
 from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
+from tests.kernels_here import needs_kernels
 from tests.refusals import refuses
 from tests.triton_interpreter import hopper
 from tests.unit import test_rounded_cache as on_cpus
@@ -86,7 +87,7 @@ def test_attention_reads_what_is_rounded(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(numbers.to(dtype)[1], wanted[1])
 
 
-@pytest.mark.skipif(library() is None, reason="no native kernels here")
+@needs_kernels
 @pytest.mark.parametrize("value_size", [32, 48])
 def test_bytes_and_scales_are_those_of_a_cpu(value_size: int) -> None:
     call = Call(entry=0, heads=4, kv_heads=2, key_size=32, value_size=value_size, scale=32**-0.5)

@@ -27,10 +27,10 @@ from services.drafter.heads.files.target_shape import read_target_shape
 from services.router.tokens import Tokens
 from services.verifier.checks.noise_guesses import guess_behind_noise
 from services.verifier.config import TargetConfig
-from services.verifier.kernels.native.library import library
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from tests.draft_folders import settings_of
+from tests.kernels_here import needs_kernels
 from tests.learnt_noise import ROWS, learn_noise
 from tests.lora import WEIGHTS, make_adapter
 from tests.lossless.test_uno import Formulas, computed, last_pass
@@ -38,7 +38,7 @@ from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
 pytestmark = [
-    pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here"),
+    needs_kernels,
     pytest.mark.xdist_group("uno"),
 ]
 
