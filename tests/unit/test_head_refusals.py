@@ -187,7 +187,12 @@ def test_lilicorr_is_refused_by_name(tmp_path: Path, target: Path) -> None:
 def test_dynamic_rope_is_served_within_the_heads_own_context(tmp_path: Path, target: Path) -> None:
     checkpoint = made.eagle(rope_scaling={"type": "dynamic", "factor": 2.0})
     checkpoint.config["max_position_embeddings"] = 512
-    load_head(checkpoint.write(tmp_path), target)
+    head = load_head(checkpoint.write(tmp_path / "dynamic"), target)
+    plain = load_head(made.eagle().write(tmp_path / "plain"), target)
+    assert head.config.rope["rope_type"] == "dynamic"
+    positions = torch.arange(512)[None]
+    turned = [each._rotary.factors(positions, torch.float32) for each in (head, plain)]
+    assert all(map(torch.equal, *turned))
 
 
 def test_a_damaged_file_is_one_line(tmp_path: Path, target: Path) -> None:
