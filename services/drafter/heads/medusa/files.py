@@ -1,4 +1,4 @@
-"""Checkpoints of Medusa's heads, in their authors' layout or vLLM's (``medusa_names``), as safetensors.
+"""Checkpoints of Medusa's heads, in their authors' layout or vLLM's (``authors_names``), as safetensors.
 
 Without output layers of their own the target's is shared, and ``d2t`` and ``t2d`` may cut it to a draft vocabulary, as in
 EAGLE-3. What counts is the tensors: published ``config.json`` say two heads where there are five.
