@@ -19,7 +19,7 @@ from services.drafter.heads.files.kinds import inspect
 from services.model_files.folder import tokenizer_digest
 from speculation.errors import ConfigurationError
 from tests import head_checkpoints as made
-from tests.head_checkpoints import DRAFTED, HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers
+from tests.head_checkpoints import DRAFTED, HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers, tensor
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from training.convert_pickles import convert
@@ -32,16 +32,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(**fields: Any) -> Callable[[HeadCheckpoint], None]:
     return lambda checkpoint: checkpoint.config.update(fields)
-
-
-def tensor(name: str, value: torch.Tensor | None) -> Callable[[HeadCheckpoint], None]:
-    def change(checkpoint: HeadCheckpoint) -> None:
-        if value is None:
-            del checkpoint.tensors[name]
-        else:
-            checkpoint.tensors[name] = value
-
-    return change
 
 
 def proposal(**fields: Any) -> Callable[[HeadCheckpoint], None]:
