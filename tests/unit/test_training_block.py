@@ -18,9 +18,9 @@ from services.drafter.heads.blocks.drafter import BlockDrafter
 from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.blocks.source import BlockSource
 from services.drafter.heads.blocks.whole_texts import blocks_of
-from services.drafter.heads.canary.heads import USELESS
 from services.drafter.heads.canary.texts import layers_to_record, record_texts
 from services.drafter.heads.canary.trial import open_trial
+from services.drafter.heads.canary.verdict import USELESS
 from services.drafter.heads.files.target_rows import read_target_shape
 from speculation import limits
 from speculation.errors import ConfigurationError

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.drafter.heads.canary.heads import USELESS
 from services.drafter.heads.canary.texts import layers_to_record, record_texts
 from services.drafter.heads.canary.trial import open_trial
+from services.drafter.heads.canary.verdict import USELESS
 from services.drafter.heads.eagle.head import causal
 from services.drafter.heads.eagle.source import FeatureSource
 from services.drafter.heads.files.head_files import load_head

@@ -20,9 +20,9 @@ from cluster.build import in_process
 from cluster.models.drafters import noise_trial
 from cluster.models.target import ResolvedModel
 from services.api.messages import ChatMessage
-from services.drafter.heads.canary.heads import CanaryResult
 from services.drafter.heads.canary.noise import NoiseTrial
 from services.drafter.heads.canary.texts import TEXTS, CanaryText, read_texts, record_texts, save_texts
+from services.drafter.heads.canary.verdict import CanaryResult
 from services.drafter.heads.files.target_shape import read_target_shape
 from services.router.tokens import Tokens
 from services.verifier.checks.noise_guesses import guess_behind_noise
