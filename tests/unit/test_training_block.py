@@ -28,12 +28,13 @@ from tests.recipe_runs import exported, smoke_run
 from tests.refusals import refuses
 from tests.training_data import open_tiny
 from training.block_writing import BlockLayout
+from training.data_manifest import DataManifest
 from training.export import export_run
 from training.learner import trained
 from training.losses import output_rows
 from training.open_run import OpenedModel, TrainingTarget
 from training.recipe import load_recipe
-from training.shards import DataManifest, read_shards
+from training.shards import read_shards
 from training.tree_replay import passes_of
 from training.warm_start import start_from
 
