@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A request as a verifier gets it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Preparation:
     def __init__(self, config: RouterConfig, tokens: Tokens, rules: RuleBook, learning: Learning | None) -> None:
         self._config, self._tokens, self._rules, self._learning = config, tokens, rules, learning
 
-    def prepare(self, request: ClientRequest, card: VerifierCard, open_requests: int) -> Prepared:
+    def prepare(self, request: ClientRequest, card: VerifierCard, open_requests: int) -> PreparedRequest:
         """A request as a verifier gets it.
 
         Args:
@@ -91,7 +91,7 @@ class Preparation:
             # Not more than an answer can have: the rest could not be used.
             prediction=self._tokens.encode_answer(request.prediction)[: card.max_model_len],
         )
-        return Prepared(request=made, rule=rule, chosen=chosen)
+        return PreparedRequest(request=made, rule=rule, chosen=chosen)
 
     def facts(self, request: ClientRequest, card: VerifierCard, open_requests: int) -> Facts:
         """What rules may ask of a request.
