@@ -33,24 +33,11 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
             out of range.
     """
     check_named(request, config)
-    listed = request.sources
-    strategy = BLEND if listed is not None else request.strategy if request.strategy is not None else config.strategy
+    strategy = _strategy_of(request, config)
     if request.drafter is not None:
         config = config.drafting_with(request.drafter)
-        _check_drafter(config.trained[0], strategy, listed)
-    nodes = request.num_speculative_tokens
-    if nodes is None:
-        nodes = config.num_speculative_tokens
-    if nodes is None:
-        nodes = max(map(_suitable_nodes, listed or (strategy,)))
-    sources = sources_of(strategy, config) if listed is None else listed_sources(listed, config)
-    if request.private and listed is not None:
-        _check_private(listed)
-    elif request.private:
-        sources = tuple(source for source in sources if not SOURCES[kind_of(source)].retrieval)
-        if STRATEGIES[strategy] and not sources:
-            usable = ", ".join(sorted(name for name in served(config) if not all(_reads_index(name))))
-            raise InvalidArgument("speculation.strategy", strategy, f"one of {usable} with privacy: strict")
+        _check_drafter(config.trained[0], strategy, request.sources)
+    nodes, sources = _nodes_of(request, config, strategy), _sources_of(request, config, strategy)
     if request.prediction:
         sources = (_predicted(strategy, request.prediction, nodes), *sources)
     if request.group:
@@ -65,8 +52,38 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
         observe_layers=tuple(sorted({layer for source in sources for layer in _layers_of(source, config)})),
         observe_prompt=any(spec.prompt_features for spec in specs),
         report_passes=request.report == "trees",
-        effort=request.effort or config.effort or ("paper" if listed is not None else _usual_effort(strategy)),
+        effort=request.effort or config.effort or _usual_effort(request, strategy),
     )
+
+
+def _strategy_of(request: ClientRequest, config: StrategyConfig) -> str:
+    if request.sources is not None:
+        return BLEND
+    return config.strategy if request.strategy is None else request.strategy
+
+
+def _nodes_of(request: ClientRequest, config: StrategyConfig, strategy: str) -> int:
+    for said in (request.num_speculative_tokens, config.num_speculative_tokens):
+        if said is not None:
+            return said
+    return max(map(_suitable_nodes, request.sources or (strategy,)))
+
+
+def _sources_of(request: ClientRequest, config: StrategyConfig, strategy: str) -> tuple[str, ...]:
+    """The sources that may draft for a request: a private one reads no index."""
+    if request.sources is not None:
+        listed = listed_sources(request.sources, config)
+        if request.private:
+            _check_private(request.sources)
+        return listed
+    sources = sources_of(strategy, config)
+    if not request.private:
+        return sources
+    sources = tuple(source for source in sources if not SOURCES[kind_of(source)].retrieval)
+    if STRATEGIES[strategy] and not sources:
+        usable = ", ".join(sorted(name for name in served(config) if not all(_reads_index(name))))
+        raise InvalidArgument("speculation.strategy", strategy, f"one of {usable} with privacy: strict")
+    return sources
 
 
 def _layers_of(source: str, config: StrategyConfig) -> tuple[int, ...]:
@@ -88,9 +105,9 @@ def _check_drafter(drafter: TrainedDrafter, strategy: str, listed: Sequence[str]
         )
 
 
-def _usual_effort(strategy: str) -> Effort:
-    """Who names a strategy wants that one; ``auto`` and ``blend`` are for who wants the fastest answer."""
-    return "measured" if strategy in MEASURED else "paper"
+def _usual_effort(request: ClientRequest, strategy: str) -> Effort:
+    """Who names a strategy, or sources, wants these; ``auto`` and ``blend`` are for who wants the fastest answer."""
+    return "measured" if strategy in MEASURED and request.sources is None else "paper"
 
 
 def _predicted(strategy: str, prediction: str, nodes: int) -> str:
