@@ -16,10 +16,10 @@ from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from cluster.models.target import ResolvedModel
-    from services.drafter.heads.canary.heads import CanaryResult
     from services.drafter.heads.canary.noise import GuessBehindNoise
     from services.drafter.heads.canary.texts import CanaryText
     from services.drafter.heads.canary.trial import CanaryTrial
+    from services.drafter.heads.canary.verdict import CanaryResult
 
 # Subjects on which models of any size have something to say.
 _QUESTIONS = (

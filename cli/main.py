@@ -354,7 +354,7 @@ def _check_request(settings: Settings, source: str | Sequence[Message], options:
     from outrider.requests import build_request
     from services.api.grpc.messages import decode_request
     from services.router.comparisons import plan_comparisons
-    from services.router.strategies import make_plan
+    from services.router.plans import make_plan
 
     prompt, messages = (source, None) if isinstance(source, str) else (None, source)
     wire = build_request(prompt, messages, None, options)

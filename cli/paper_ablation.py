@@ -39,7 +39,7 @@ def trained_runs(folders: Sequence[Path], model: ResolvedModel, exports: Path) -
 def _read(folder: Path, model: ResolvedModel, target: str, exports: Path) -> TrainedRun:
     from benchmarks.papers.trained_runs import TrainedRun
     from training.curves import acceptance_curve, loss_curves
-    from training.shards import read_data_manifest
+    from training.data_manifest import read_data_manifest
     from training.snapshots import MODEL, find_snapshot, newest_whole, read_snapshot
 
     newest = newest_whole(folder)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cluster.models.target import ResolvedModel
     from services.drafter.heads.files.kinds import Checkpoint
     from services.drafter.sources.interfaces import ModelSource
-    from training.shards import DataManifest
+    from training.data_manifest import DataManifest
 
 # By domain: of greedy text and of sampled text, tokens per pass by size of the trees.
 _Taus = Mapping[str, tuple[dict[int, float], dict[int, float]]]

@@ -58,12 +58,13 @@ def run(
     A run that was interrupted goes on with the same bits. SIGTERM and Ctrl-C save and leave.
     """
     from cluster.checks.host import check_device, check_folder
+    from training.data_manifest import read_data_manifest, write_manifest
     from training.evaluate import quick_score
     from training.fitted_streams import fit_start
     from training.interruption import keep_freed_memory
     from training.open_run import fresh_state, open_model
     from training.recipe import load_recipe
-    from training.shards import read_data_manifest, read_shards, write_manifest
+    from training.shards import read_shards
     from training.snapshots import forget_run
     from training.trainer import RunLimits, Trainer
     from training.vocabulary import read_vocabulary, write_vocabulary
@@ -209,11 +210,12 @@ def evaluate(
 
     from cluster.checks.host import check_device
     from speculation.files import write_whole
+    from training.data_manifest import read_data_manifest
     from training.evaluate import measure, tree_taus
     from training.export import EVALUATION
     from training.interruption import keep_freed_memory
     from training.open_run import check_same_target, reopen
-    from training.shards import read_data_manifest, read_shards
+    from training.shards import read_shards
     from training.snapshots import find_snapshot, read_snapshot, run_of
 
     sizes = tree_sizes(trees)

@@ -192,15 +192,18 @@ async def _cpu_us(answer: Answer, events: int) -> float:
     return 1e6 * (time.thread_time() - began)
 
 
-async def step_ms(model_name: str, extra: list[str], tokens: int = 48, repeats: int = 5) -> float:
+_STEP_TOKENS, _STEP_REPEATS = 48, 5
+
+
+async def step_ms(model_name: str, extra: list[str]) -> float:
     """Milliseconds of a step of plain decoding without metrics: the median over repeats."""
     flags = [f"model={model_name}", "server.port=0", "server.ops_port=null", "metrics.export=none", *extra]
     settings = load(flags=flags)
     async with in_process(settings, resolve(settings.model, settings.cache_dir)) as pipeline:
         taken = []
-        for _ in range(repeats + 1):
-            one, many = await ask_router(pipeline.router, 1), await ask_router(pipeline.router, tokens)
-            taken.append(1e3 * (many.seconds - one.seconds) / (tokens - 1))
+        for _ in range(_STEP_REPEATS + 1):
+            one, many = await ask_router(pipeline.router, 1), await ask_router(pipeline.router, _STEP_TOKENS)
+            taken.append(1e3 * (many.seconds - one.seconds) / (_STEP_TOKENS - 1))
         return statistics.median(taken[1:])
 
 

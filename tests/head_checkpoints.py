@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,18 @@ class HeadCheckpoint:
             (folder / "training.json").write_text(json.dumps(self.training))
         save_file(self.tensors, folder / "model.safetensors")
         return folder
+
+
+def tensor(name: str, value: torch.Tensor | None) -> Callable[[HeadCheckpoint], None]:
+    """Gives a checkpoint another tensor; None: takes it out."""
+
+    def change(checkpoint: HeadCheckpoint) -> None:
+        if value is None:
+            del checkpoint.tensors[name]
+        else:
+            checkpoint.tensors[name] = value
+
+    return change
 
 
 def layer_config(**changes: Any) -> dict[str, Any]:

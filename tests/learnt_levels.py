@@ -11,9 +11,9 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from services.drafter.heads.blocks.files import load_blocks
-from services.drafter.heads.canary.heads import CanaryResult
 from services.drafter.heads.canary.levels import LevelTrial, check_levels
 from services.drafter.heads.canary.texts import CanaryText, record_texts
+from services.drafter.heads.canary.verdict import CanaryResult
 from services.drafter.heads.files.head_config import FINAL
 from services.drafter.heads.files.target_shape import read_target_shape
 from tests.trained_heads import make_blocks

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from training.block_writing import BlockLayout
+from training.data_manifest import DataManifest, write_manifest
 from training.evaluate import quick_score
 from training.export import export_run
 from training.open_run import OpenedModel, TrainingTarget, fresh_state
-from training.shards import DataManifest, read_shards, write_manifest
+from training.shards import read_shards
 from training.trainer import RunLimits, Trainer
 from training.vocabulary import write_vocabulary
 

@@ -8,12 +8,14 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from typing_extensions import override
+
 from services.api.messages import ChatMessage, ClientRequest, Completion, TextChunk, Timing, TokenSpelling
 from services.api.model_card import ModelCard
 from speculation.errors import OutriderError
 from speculation.messages import ServiceState
-from speculation.reloads import PauseMode, RunningAnswers
 from speculation.types import FinishReason, SpeculationStats, TokenLogprobs
+from tests.router_stub import RouterStub
 
 CARD = ModelCard(
     name="scripted", max_model_len=4096, vocab_size=256, strategies=("autoregressive",), default_strategy="autoregressive",
@@ -21,8 +23,8 @@ CARD = ModelCard(
 )  # fmt: skip
 
 
-class ScriptedRouter:
-    """Implements ``RouterPort``. Tokens are bytes; the text of a conversation is that of its messages.
+class ScriptedRouter(RouterStub):
+    """Tokens are bytes; the text of a conversation is that of its messages.
 
     Attributes:
         pieces: characters of each chunk of the answer.
@@ -51,6 +53,7 @@ class ScriptedRouter:
         self.state = ServiceState()
         self.states_asked = 0
 
+    @override
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         self.asked.append(request)
         ended = False
@@ -103,6 +106,7 @@ class ScriptedRouter:
             timing=Timing(queue_s=0.0, time_to_first_token_s=0.1, total_s=0.2),
         )  # fmt: skip
 
+    @override
     async def models(self, tenant: str | None = None) -> list[ModelCard]:
         return [self.card]
 
@@ -110,27 +114,11 @@ class ScriptedRouter:
         self.card = replace(self.card, **changes)  # type: ignore[arg-type]
         return self
 
+    @override
     async def forget(self, tenant: str) -> None:
         pass
 
-    async def load_adapter(self, name: str, folder: str) -> None:
-        raise NotImplementedError
-
-    async def unload_adapter(self, name: str) -> None:
-        raise NotImplementedError
-
-    async def reload(self, folder: str, running: RunningAnswers, within_s: float) -> tuple[str, ...]:
-        raise NotImplementedError
-
-    async def pause(self, mode: PauseMode, within_s: float) -> None:
-        raise NotImplementedError
-
-    async def resume(self) -> None:
-        raise NotImplementedError
-
-    async def paused(self) -> bool:
-        raise NotImplementedError
-
+    @override
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
         source = request.input
         if isinstance(source, str):
@@ -138,18 +126,23 @@ class ScriptedRouter:
         messages = [entry.content for entry in source if isinstance(entry, ChatMessage)]
         return tuple("\n".join(messages).encode() or b" ") if messages else tuple(id for id in source if isinstance(id, int))
 
+    @override
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         return bytes(token_ids).decode(errors="replace")
 
+    @override
     async def spell(self, token_ids: Sequence[int]) -> tuple[TokenSpelling, ...]:
         return tuple(TokenSpelling(data=bytes([id]), special=False) for id in token_ids)
 
+    @override
     async def tokenizer_info(self) -> Mapping[str, Any]:
         return {"tokenizer_class": "Scripted"}
 
+    @override
     async def ready(self) -> bool:
         return self.is_ready
 
+    @override
     async def service_state(self) -> ServiceState:
         self.states_asked += 1
         return self.state

@@ -10,9 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from services.model_files.folder import tokenizer_digest
 from training.data_folder import weights_digest
+from training.data_manifest import DataManifest, DataSampling, DataTarget, write_manifest
 from training.open_run import OpenedModel, TrainingTarget, open_model
 from training.recipe import AnyRecipe
-from training.shards import DataManifest, DataSampling, DataTarget, TrainingSequence, write_manifest, write_shard
+from training.shards import TrainingSequence, write_shard
 from training.vocabulary import ChosenVocabulary, build_vocabulary
 
 DOMAINS = ("code", "talk")

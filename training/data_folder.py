@@ -11,10 +11,11 @@ from services.model_files.folder import read_json, text_config, tokenizer_digest
 from services.router.tokens import Tokens
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
+from training.data_manifest import FILE, DataManifest, DataSampling, DataTarget, read_data_manifest, write_manifest
 from training.generate import UNDER_WAY
 from training.own_prompts import FILE as OWN_PROMPTS
 from training.prompt_files import EncodedPrompt, TrainingPrompt
-from training.shards import FILE, DataManifest, DataSampling, DataTarget, fault_of, read_data_manifest, write_manifest
+from training.shards import fault_of
 
 _READ = 1 << 20
 

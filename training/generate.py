@@ -23,8 +23,9 @@ from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 from speculation.messages import GenerationRequest, Progress
 from speculation.types import Plan, SamplingParams
+from training.data_manifest import DataManifest, write_manifest
 from training.observed_target import ObservedTarget
-from training.shards import DataManifest, TrainingSequence, shard_name, write_manifest, write_shard
+from training.shards import TrainingSequence, shard_name, write_shard
 from training.tasks import DataTask
 
 UNDER_WAY = "under-way.json"

@@ -24,9 +24,10 @@ from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from training.data_folder import weights_digest
+from training.data_manifest import read_data_manifest
 from training.disco import DiscoRecipe, Quality, StopChoice, choose, quality, train_classifier
 from training.disco_transfer import transfer
-from training.shards import Split, TrainingSequence, read_data_manifest, read_shards
+from training.shards import Split, TrainingSequence, read_shards
 from training.soft_labels import SoftLabels
 from training.stop_examples import (
     Drafting,

@@ -31,6 +31,7 @@ from services.drafter.stopping.lengths import Static
 from speculation.errors import ConfigurationError
 from training.block_learner import BlockLearner
 from training.data_folder import weights_digest
+from training.data_manifest import DataManifest, check_layers, read_data_manifest
 from training.guessing import GuessingHeads, GuessingStreams
 from training.head_learner import HeadLearner
 from training.initial import new_block_drafter, new_eagle3_head, new_head
@@ -48,7 +49,7 @@ from training.recipe import (
     UnrolledRecipe,
     parse_recipe,
 )
-from training.shards import DataManifest, TrainingSequence, check_layers, read_data_manifest
+from training.shards import TrainingSequence
 from training.snapshots import RunState, StartRecord
 from training.state_columns import StateColumns, columns_of
 from training.vocabulary import ChosenVocabulary, read_vocabulary

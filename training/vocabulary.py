@@ -23,7 +23,8 @@ from services.model_files.folder import one_line
 from services.model_files.weights.headers import BLOCKS_FILE, SINGLE
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
-from training.shards import DataManifest, TrainingSequence, read_shards
+from training.data_manifest import DataManifest
+from training.shards import TrainingSequence, read_shards
 
 TENSORS = "vocabulary.safetensors"
 RECORD = "vocabulary.json"

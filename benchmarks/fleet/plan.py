@@ -26,6 +26,8 @@ BUSY = 0.7
 _ASKS_REDIS_S = 2.5
 # A look-up of a draft's suffixes, as the sources of drafts make them.
 _LOOK_UPS = 1.0
+# Mean tokens of an answer, of the simulated day's traffic.
+_ANSWER = 743.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,14 +126,11 @@ def plan_fleet(
     costs: ComponentCosts,
     *,
     prompt: float = 2284.0,
-    answer: float = 743.0,
-    acceptance: Sequence[float] = BLEND,
 ) -> FleetPlan:
     """A plan for so many GPUs.
 
     Args:
         prompt: mean tokens of a prompt that are not cached; the default is what the simulated day's traffic has.
-        answer: mean tokens of an answer.
 
     Raises:
         ConfigurationError: there are too few GPUs for one verifier.
@@ -139,8 +138,8 @@ def plan_fleet(
     verifiers = gpus // hardware.gpus
     if not verifiers:
         raise ConfigurationError(f"a verifier of {hardware.name} takes {hardware.gpus}", field="--gpus", value=gpus)
-    each, streams, tokens = _one_verifier(hardware, prompt, answer, acceptance)
-    requests, pieces = verifiers * each, verifiers * each * answer / tokens
+    each, streams, tokens = _one_verifier(hardware, prompt)
+    requests, pieces = verifiers * each, verifiers * each * _ANSWER / tokens
     choosing = requests * costs.of_choice("choice_s", verifiers)
     routing = requests * costs.router_request_s + pieces * costs.router_piece_s + choosing
     processes = {
@@ -153,7 +152,7 @@ def plan_fleet(
         gpus=gpus,
         verifiers=verifiers,
         requests_per_s=requests,
-        tokens_per_s=requests * answer,
+        tokens_per_s=requests * _ANSWER,
         streams=verifiers * streams,
         processes=processes,
         single={
@@ -170,22 +169,20 @@ def _processes(cores: float) -> int:
     return max(1, math.ceil(cores / BUSY))
 
 
-def _one_verifier(
-    hardware: Hardware, prompt: float, answer: float, acceptance: Sequence[float]
-) -> tuple[float, float, float]:
+def _one_verifier(hardware: Hardware, prompt: float) -> tuple[float, float, float]:
     """Requests per second, streams, and tokens of a pass, with as many slots taken as the policy allows."""
-    pace = StepPace(hardware, acceptance)
+    pace = StepPace(hardware, BLEND)
     slots, room = hardware.max_num_seqs, hardware.kv_cache_tokens
     full = next(
         count
         for count in range(1, slots + 1)
-        if scaling.verifiers({"rows": [count / slots], "cache": [count * (prompt + answer / 2) / room]}, 1, 1) > 1
+        if scaling.verifiers({"rows": [count / slots], "cache": [count * (prompt + _ANSWER / 2) / room]}, 1, 1) > 1
     )
     count = max(1, full - 1)
     step = pace.steps[count]
-    step_s = step.base_s + step.key_s * count / hardware.gpus * (prompt + answer / 2)
+    step_s = step.base_s + step.key_s * count / hardware.gpus * (prompt + _ANSWER / 2)
     # Prompts take their share of the time: rate = decoding's rate * (1 - rate * seconds of a prompt).
-    decoded = count * step.tokens / (step_s * answer)
+    decoded = count * step.tokens / (step_s * _ANSWER)
     prompt_s = prompt / step.prompt_rows * step.prompt_s / hardware.gpus
     return decoded / (1 + decoded * prompt_s), count, step.tokens
 

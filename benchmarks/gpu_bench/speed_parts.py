@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,10 +109,10 @@ def shown_fast_passes(found: Mapping[str, Any]) -> GateVerdict:
     )
 
 
-def tokens_per_second(plan: SpeedPlan, peers: Sequence[str] = ("hf", "vllm")) -> GateVerdict:
+def tokens_per_second(plan: SpeedPlan) -> GateVerdict:
     """``outrider bench``: plain decoding and blend, with transformers and, where it is installed, vLLM."""
     folder = plan.out / "bench"
-    command = ["cli.main", "bench", "--model", str(plan.model), "--strategies", OURS, "--peers", ",".join(peers)]
+    command = ["cli.main", "bench", "--model", str(plan.model), "--strategies", OURS, "--peers", "hf,vllm"]
     command += ["--prompts", plan.prompts, "--per-task", str(plan.per_task), "--max-tokens", str(plan.max_tokens)]
     command += ["--concurrency", plan.concurrency, "--repeats", str(plan.repeats), "--out", str(folder)]
     for setting in (f"verifier.device={plan.device}", f"verifier.dtype={plan.dtype}", *plan.settings):

@@ -45,11 +45,11 @@ def multiplied(left: torch.Tensor, right: torch.Tensor, before: torch.Tensor | N
     return made
 
 
-def how_it_adds(device: str, rows: int = 64, least_rows: int = 16) -> GateVerdict:
+def how_it_adds(device: str, least_rows: int = 16) -> GateVerdict:
     """G3: whether sixteen terms are added in any order with the same result, zeros and groups of zeros change nothing, and
     small and large products (mma and wgmma) agree, as far as there are any of fewer than 64 rows.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator, rows = torch.Generator().manual_seed(0), 64
     left, right = (torch.randn(*shape, generator=generator).bfloat16().to(device) for shape in ((rows, 64), (64, 64)))
     # Sums in which order matters: terms of very different sizes.
     left *= torch.exp2(torch.randint(-6, 6, (rows, 64), generator=generator)).to(left)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from typing_extensions import override
 
 from benchmarks.host.gpu_layout import GpuLayout
 from services.verifier.attention.calls import Call
@@ -60,18 +59,23 @@ class PassMark:
     nodes: int
 
 
-class _ScriptedChooser(Chooser):
-    """A chooser whose likeliest ids are there already, as a GPU has found them.
+class _ScriptedIds:
+    """Likely ids that are there already, as a GPU has found them.
 
     Attributes:
+        choices: of the pass, after every row that is read.
         own_s: of the thread's processor, what this took.
     """
 
-    own_s = 0.0
+    def __init__(self) -> None:
+        self.choices: Sequence[int] = ()
+        self.own_s = 0.0
 
-    @override
-    def _likeliest(self, batch: Sequence[Rows], logits: torch.Tensor) -> Callable[[Sequence[int]], Tops]:
-        def found(choices: Sequence[int]) -> Tops:
+    def send(self, batch: Sequence[Rows], logits: torch.Tensor) -> Callable[[], Tops]:
+        """Implements ``SendLikely``."""
+        choices = self.choices
+
+        def found() -> Tops:
             start = time.thread_time()
             tops, first = Tops(), 0
             for count, k in zip(counts_of(batch), top_ks_of(batch), strict=True):
@@ -122,7 +126,8 @@ class NullTarget:
         self._describer = PassDescriber(self._pool)
         self._gpu = None if largest is None else GpuLayout(self._pool, largest, pass_s)
         self._blocks = BlockAllocator(self._pool.total_blocks)
-        self._chooser = _ScriptedChooser(self.eos_token_ids)
+        self._likely = _ScriptedIds()
+        self._chooser = Chooser(self.eos_token_ids, send_likely=self._likely.send)
         self._computed: dict[str, list[int]] = {}
         self._rows: dict[str, Rows] = {}
         self._under_way: deque[Sequence[Rows]] = deque()
@@ -175,8 +180,8 @@ class NullTarget:
         self.layout_s += time.perf_counter() - start
         # As from a GPU for greedy requests: the ids of all rows come as one list.
         began = time.thread_time()
-        ids = self._choices(batch)
-        self._chooser.own_s += time.thread_time() - began
+        ids = self._likely.choices = self._choices(batch)
+        self._likely.own_s += time.thread_time() - began
         said = arrived = time.perf_counter()
 
         def likeliest() -> list[int]:
@@ -222,7 +227,7 @@ class NullTarget:
         elif not isinstance(batch, SingleRows):
             self._nodes += sum(len(rows.parents) for rows in batch)
         if self._passes % self._every == 0:
-            own_s = self._chooser.own_s
+            own_s = self._likely.own_s
             self._marked(
                 PassMark(
                     passes=self._passes,

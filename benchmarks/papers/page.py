@@ -15,10 +15,10 @@ from benchmarks.papers.units import Paper
 
 _HEAD = """# The papers, rerun
 
-Made by `outrider paper page`; not written by hand. Each section is made from the results of `outrider paper NAME`, measured
-with our own engine on one machine, one request at a time. The last column has the paper's figures, from other models and
-other machines; the footnotes say what else is not the paper's experiment. Every row that decodes is compared with plain
-decoding, token for token: the column `= plain` counts the answers that are equal.
+For those who know the papers. Made by `outrider paper page`, not written by hand: each section is made from the results of
+`outrider paper NAME`, measured with our own engine on one machine, one request at a time. The last column has the paper's
+figures, from other models and other machines; the footnotes say what else is not the paper's experiment. Every row that
+decodes is compared with plain decoding, token for token: the column `= plain` counts the answers that are equal.
 
 τ is the number of tokens per pass of the target. The column `a step costs` tells what a step takes, drafting included, in
 passes of plain decoding. A strategy pays where that is below τ; `auto` leaves it alone where it is not. Rows draft as many

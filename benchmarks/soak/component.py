@@ -1,8 +1,7 @@
 """One component in a process of its own, without Ray: ``python -m benchmarks.soak.component SPEC``.
 
 SPEC is a ``ComponentSpec`` as JSON. It says "serving" once it serves, and then does what its input says, a line each:
-``numbers`` prints its metrics as JSON, ``collect`` collects its garbage, ``no threads`` and ``threads`` take the machine's
-threads from it and give them back. It ends when its input ends.
+``numbers`` prints its metrics as JSON, ``collect`` collects its garbage. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import asyncio
 import gc
 import json
 import sys
-import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -139,27 +137,6 @@ _START: dict[str, Callable[[_Place], Awaitable[object]]] = {
 }
 
 
-async def serve(spec: ComponentSpec) -> None:
-    """Serve until the input ends."""
-    begin_starting()
-    settings = load(Path(spec.config) if spec.config else None, [*spec.flags, f"server.port={spec.port}"])
-    name, folder = spec.model
-    observing = Observing(settings, on_ray=False)
-    # A server stops when nothing refers to it any more.
-    serving = await _START[spec.role](_Place(spec, settings, ResolvedModel(name=name, path=Path(folder)), observing))
-    print("serving", flush=True)
-    async for order in _orders():
-        _ORDERS[order](observing)
-    del serving
-
-
-async def _orders() -> Any:
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while line := await reader.readline():
-        yield line.decode().strip()
-
-
 def _print_numbers(observing: Observing) -> None:
     found = {}
     for family in text_string_to_metric_families(observing.exposition().decode()):
@@ -174,28 +151,33 @@ def _collect(_: Observing) -> None:
     gc.collect()
 
 
-_start_thread = threading.Thread.start
+# What its input may say.
+ORDERS: Mapping[str, Callable[[Observing], None]] = {"numbers": _print_numbers, "collect": _collect}
 
 
-def _take_threads(_: Observing) -> None:
-    """From now on starting a thread fails as it does where the machine has none left."""
+async def serve(spec: ComponentSpec, orders: Mapping[str, Callable[[Observing], None]] = ORDERS) -> None:
+    """Serve until the input ends.
 
-    def start(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    Args:
+        orders: what it does at each line of its input.
+    """
+    begin_starting()
+    settings = load(Path(spec.config) if spec.config else None, [*spec.flags, f"server.port={spec.port}"])
+    name, folder = spec.model
+    observing = Observing(settings, on_ray=False)
+    # A server stops when nothing refers to it any more.
+    serving = await _START[spec.role](_Place(spec, settings, ResolvedModel(name=name, path=Path(folder)), observing))
+    print("serving", flush=True)
+    async for order in _orders():
+        orders[order](observing)
+    del serving
 
-    threading.Thread.start = start  # type: ignore[method-assign]
 
-
-def _give_threads(_: Observing) -> None:
-    threading.Thread.start = _start_thread  # type: ignore[method-assign]
-
-
-_ORDERS: dict[str, Callable[[Observing], None]] = {
-    "numbers": _print_numbers,
-    "collect": _collect,
-    "no threads": _take_threads,
-    "threads": _give_threads,
-}
+async def _orders() -> Any:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        yield line.decode().strip()
 
 
 def main(arguments: Sequence[str]) -> None:

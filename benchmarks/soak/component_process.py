@@ -1,11 +1,10 @@
-"""The handle of a component's process: starts, kills, stops and replaces it, and takes from it what a machine may lack."""
+"""The handle of a component's process: starts, kills, stops and replaces it, and asks for its numbers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-import resource
 import signal
 import subprocess
 import sys
@@ -127,7 +126,7 @@ class ComponentProcess:
             TimeoutError: it does not answer.
         """
         async with self._asking, asyncio.timeout(_ANSWER_S):
-            self._order("numbers")
+            self.order("numbers")
             assert self._running.stdout is not None
             found: dict[str, float] = json.loads(await asyncio.to_thread(self._running.stdout.readline))
             return found
@@ -142,48 +141,16 @@ class ComponentProcess:
         ends_at = clock() + within_s
         counts = [1 << 30]
         while len(counts) < _SETTLED or counts[-1] < counts[-_SETTLED] or (counts[-1] > few and clock() < ends_at):
-            self._order("collect")
+            self.order("collect")
             await asyncio.sleep(1.0)
             counts.append(psutil.Process(self.pid).num_fds())
         return counts[-1]
 
-    def take_threads(self) -> None:
-        """From now on it can start no thread."""
-        self._order("no threads")
-
-    def give_threads(self) -> None:
-        self._order("threads")
-
-    def _order(self, words: str) -> None:
+    def order(self, words: str) -> None:
+        """Have it do what ``component.ORDERS`` says of these words."""
         assert self._running.stdin is not None
         self._running.stdin.write(words + "\n")
         self._running.stdin.flush()
-
-    def fill_disk(self) -> None:
-        """From now on no file of its can grow, as on a full disk."""
-        self._limit(resource.RLIMIT_FSIZE, 0)
-
-    def empty_disk(self) -> None:
-        self._limit(resource.RLIMIT_FSIZE)
-
-    def take_descriptors(self) -> None:
-        """From now on it can open nothing more."""
-        self._limit(resource.RLIMIT_NOFILE, psutil.Process(self.pid).num_fds())
-
-    def give_descriptors(self) -> None:
-        self._limit(resource.RLIMIT_NOFILE)
-
-    def take_memory(self) -> None:
-        """From now on it gets no more address space."""
-        self._limit(resource.RLIMIT_AS, psutil.Process(self.pid).memory_info().vms)
-
-    def give_memory(self) -> None:
-        self._limit(resource.RLIMIT_AS)
-
-    def _limit(self, kind: int, size: int | None = None) -> None:
-        """Limit it; None: as far as it may have."""
-        _, most = resource.prlimit(self.pid, kind)
-        resource.prlimit(self.pid, kind, (most if size is None else size, most))
 
     def freeze(self) -> None:
         self._running.send_signal(signal.SIGSTOP)

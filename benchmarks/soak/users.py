@@ -47,11 +47,14 @@ def write_keys(known: Sequence[Tenant], file: Path) -> None:
     file.write_text("".join(lines))
 
 
+# Share of the users of a stream who leave before its end.
+_LEAVE = 0.2
+
+
 class Users:
     """All users of a soak.
 
     Args:
-        leaving: share of the users who leave before the end.
         strategies: what they name, by turns of chance.
         told: hears how each exchange is judged.
     """
@@ -63,10 +66,9 @@ class Users:
         expected: Mapping[str, Sequence[int]],
         strategies: Sequence[str],
         told: Callable[[Judged], None],
-        leaving: float = 0.2,
     ) -> None:
         self._doors, self._requests, self._expected = doors, requests, expected
-        self._strategies, self._told, self._leaving = strategies, told, leaving
+        self._strategies, self._told = strategies, told
 
     async def live(self, tenant: Tenant, source: random.Random, until_s: float) -> None:
         """One user, until the time of ``time.monotonic``."""
@@ -79,7 +81,7 @@ class Users:
                 strategy=source.choice(self._strategies),
                 streamed=door.endswith("stream"),
             )
-            leaves = source.random() < self._leaving and exchange.streamed
+            leaves = source.random() < _LEAVE and exchange.streamed
             await self._doors.ask(exchange, tenant.key, source.randrange(6) if leaves else None)
             judged = judge(exchange, self._expected)
             self._told(judged)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cluster.settings.config import Settings
 from services.api.messages import RouterPort
-from services.api.readiness import Well
+from services.api.readiness import Readiness
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class OpsEntry:
     def __init__(self, settings: Settings, exposition: Callable[[], bytes], router: RouterPort) -> None:
         self._server = settings.server
         self._exposition = exposition
-        self._well = Well(router)
+        self._readiness = Readiness(router)
         self._trying: asyncio.Task[None] | None = None
         self.leaving = False
         self.listener: OpsListener | None = None
@@ -61,7 +61,7 @@ class OpsEntry:
         if self._trying is not None:
             self._trying.cancel()
             await asyncio.gather(self._trying, return_exceptions=True)
-        await self._well.stop()
+        await self._readiness.stop()
         if self.listener is not None:
             await self.listener.stop()
 
@@ -72,7 +72,7 @@ class OpsEntry:
         from services.api.http.ops_listener import serve_ops
 
         self.listener = await serve_ops(
-            self._server.ops_host, port, self._exposition, self._well.ready, leaving=lambda: self.leaving
+            self._server.ops_host, port, self._exposition, self._readiness.ready, leaving=lambda: self.leaving
         )
 
     async def _try(self) -> None:

@@ -10,6 +10,8 @@ from speculation.errors import ConfigurationError
 
 # A harmless call that every Ray answers.
 _QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+# Seconds that a Ray has to answer it.
+_ANSWERS_S = 3.0
 
 
 def foreign_ray() -> str | None:
@@ -24,7 +26,7 @@ def ray_is_here() -> bool:
     return named is None or named == "auto" or named.rpartition(":")[0].strip("[]") in ("127.0.0.1", "localhost", "::1")
 
 
-def check_ray_answers(timeout_s: float = 3.0) -> None:
+def check_ray_answers(timeout_s: float = _ANSWERS_S) -> None:
     """Check that the Ray named by the environment answers and accepts our token.
 
     Raises:
@@ -59,11 +61,11 @@ def check_ray_answers(timeout_s: float = 3.0) -> None:
         )
 
 
-def ray_answers(address: str, timeout_s: float = 3.0) -> bool:
+def ray_answers(address: str) -> bool:
     """Whether the control store of Ray at "host:port" answers."""
     from services.links.probe import answers
 
-    return answers(address, _QUESTION, _token(), timeout_s)
+    return answers(address, _QUESTION, _token(), _ANSWERS_S)
 
 
 def _token() -> str | None:

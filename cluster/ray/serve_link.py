@@ -229,19 +229,13 @@ def translate(error: Exception) -> OutriderError:
 _EMPTY = ("starting", "stopped")
 
 
-async def tell_all(
-    handle: DeploymentHandle,
-    method: str,
-    *arguments: object,
-    within_s: float = limits.FORGET_S,
-) -> str | None:
+async def tell_all(handle: DeploymentHandle, method: str, *arguments: object) -> str | None:
     """Call ``method`` of every replica. Returns a sentence on how many failed, None if all succeeded.
 
     Serve's broadcast silently skips replicas that it cannot reach or that are stopping, so the replicas are counted first.
-
-    Args:
-        within_s: seconds allowed for the count, and again for the answers.
+    Each of the two may take ``limits.FORGET_S``.
     """
+    within_s = limits.FORGET_S
     name, total = handle.deployment_name, 0
     try:
         total = await asyncio.wait_for(_count(handle), within_s)

@@ -19,7 +19,8 @@ from cluster.settings.unknown import section_in
 
 _HEAD = """# Settings
 
-`python -m cluster.settings.reference > docs/configuration.md` made this page from the declarations in the code.
+For operators: all settings. `python -m cluster.settings.reference > docs/configuration.md` made this page from their
+declarations in the code.
 
 A setting is given in a YAML file (`--config`), where sections are mappings; in the environment, such as
 `OUTRIDER_VERIFIER__DTYPE=bfloat16`; or as a flag, such as `--set verifier.dtype=bfloat16`. A flag goes before the

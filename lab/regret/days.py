@@ -45,13 +45,13 @@ class Day:
         return self.learnt / self.fixed[strategy] - 1
 
 
-def day(found: Regrets, answers: int, replayed: float, seed: int = 1) -> dict[str, Day]:
+def day(found: Regrets, answers: int, replayed: float) -> dict[str, Day]:
     """Let each task be a tenant, and one more ask for all; everybody asks again and again, in any order.
 
     Args:
         replayed: the share of answers that are replayed. A replay says of every strategy what it took here.
     """
-    source, counts = random.Random(seed), Counts()
+    source, counts = random.Random(1), Counts()
     tasks = list(dict.fromkeys(answer.task for answer in found.answers))
     chosen: dict[str, list[tuple[int, str]]] = {tenant: [] for tenant in (*tasks, MIXED)}
     for _ in range(answers):

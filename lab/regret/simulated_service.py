@@ -17,7 +17,8 @@ from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter.config import DrafterConfig
 from services.drafter.sessions.text_group import TextGroup, TextSession
 from services.links.in_process import InProcessDraftLink
-from services.router.strategies import StrategyConfig, make_plan
+from services.router.plans import make_plan
+from services.router.strategies import StrategyConfig
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.finishing import whole_pass
 from services.verifier.engine.loop import DecodingLoop

@@ -12,8 +12,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from services.machine.list_file import ListFile
 from speculation.errors import ConfigurationError
 from speculation.sources import STRATEGIES
 
@@ -45,7 +44,7 @@ KEY_HELP = (
 )
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._@:-]{1,128}")
-MOST_BYTES = 16 << 20
+KEYS_FILE = ListFile(setting="server.keys_file", most_bytes=16 << 20, holds="a list of keys (outrider new-key prints one)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,15 +88,10 @@ def read_keys(path: Path) -> tuple[KeyRecord, ...]:
     Raises:
         ConfigurationError: it cannot be read, or a record is wrong; names file, record and field.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise ConfigurationError(f"cannot be read ({error.strerror})", field="server.keys_file", value=path) from error
-    return parse_keys(content, path)
+    return parse_keys(KEYS_FILE.read(path), path)
 
 
-def parse_keys(text: bytes, path: Path) -> tuple[KeyRecord, ...]:
+def parse_keys(content: bytes, path: Path) -> tuple[KeyRecord, ...]:
     """The records in the content of a keys file.
 
     Args:
@@ -106,17 +100,8 @@ def parse_keys(text: bytes, path: Path) -> tuple[KeyRecord, ...]:
     Raises:
         ConfigurationError: a record is wrong; names file, record and field.
     """
-    if len(text) > MOST_BYTES:
-        raise ConfigurationError(f"larger than {MOST_BYTES >> 20} MiB", field="server.keys_file", value=path)
-    try:
-        content = yaml.safe_load(text.decode("utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{' '.join(str(error).split())}", field="server.keys_file", value=path) from error
-    if not isinstance(content, list):
-        raise ConfigurationError(
-            field="server.keys_file", value=path, allowed="a list of keys (outrider new-key prints one)"
-        )
-    records = tuple(_record(entry, f"{path}, key {number}") for number, entry in enumerate(content, 1))
+    entries = KEYS_FILE.entries(content, path)
+    records = tuple(_record(entry, f"{path}, key {number}") for number, entry in enumerate(entries, 1))
     for name in ("hash", "id"):
         seen: set[str] = set()
         for record in records:

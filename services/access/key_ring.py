@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from services.access.key_records import MOST_BYTES, KeyRecord, hash_key, parse_keys, plain_record, read_keys
+from services.access.key_records import KEYS_FILE, KeyRecord, hash_key, parse_keys, plain_record, read_keys
 from services.machine.followed_file import FollowedFile
 
 
@@ -39,7 +39,7 @@ class KeyRing:
             self._followed = FollowedFile(
                 file,
                 "keys",
-                MOST_BYTES,
+                KEYS_FILE.most_bytes,
                 lambda content: self._take(parse_keys(content, file)),
                 lambda outcome: self.tell_reload(outcome, len(self._records)),
                 clock=clock,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from time import monotonic
 
 from services.access.audit import AuditLog
 from services.logs.sparse import SparseLog
@@ -22,7 +20,6 @@ class RefusedComponents:
     Args:
         component: whose server it is: verifier, drafter or retrieval.
         audit: gets a line for each call; None: none.
-        clock: seconds, never going back.
     """
 
     def __init__(
@@ -30,13 +27,11 @@ class RefusedComponents:
         component: str = "component",
         audit: AuditLog | None = None,
         metrics: Metrics = DROPPED,
-        *,
-        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._component = component
         self._audit = audit or AuditLog()
         self._count = metrics.counter("component_auth_failures_total")
-        self._complaints = SparseLog(log, every_s=_AGAIN_S, clock=clock)
+        self._complaints = SparseLog(log, every_s=_AGAIN_S)
 
     def note(self, reason: str, address: str, shown: str = "") -> None:
         """A call has been refused.

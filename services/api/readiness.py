@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _FRESH_S = 1.0
 
 
-class Well:
+class Readiness:
     """Asks a router whether it is ready.
 
     A question that is not answered in time counts as no, and is left to itself: what hangs may not even end when it is

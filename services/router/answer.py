@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from services.api.messages import Completion, TextChunk, Timing
+from services.router.detokenizer import Detokenizer
 from services.router.token_origins import Origins
-from services.router.tokens import Detokenizer
 from speculation.messages import GenerationRequest, Progress
 from speculation.types import FinishReason, SpeculationStats
 

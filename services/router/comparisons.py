@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from services.api.messages import ClientRequest
 from services.api.origins import ComparedStrategy
-from services.router.strategies import StrategyConfig, make_plan, served
+from services.router.plans import make_plan
+from services.router.strategies import StrategyConfig, served
 from speculation import limits
 from speculation.errors import InvalidArgument, OutriderError
 from speculation.messages import GenerationRequest

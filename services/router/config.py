@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from services.router.learning.config import LearningConfig
 from services.router.strategies import StrategyConfig
 from services.settings import Setting
+from speculation.messages import VerifierCard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,3 +73,7 @@ class RouterConfig:
             le=86_400,
         ),
     ] = 300.0
+
+    def names_of(self, card: VerifierCard) -> tuple[str, ...]:
+        """What users call a verifier's model, the name in answers first."""
+        return self.names or (card.model,)

@@ -3,59 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import logging
-import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from services.api.messages import (
-    ChatMessage,
     ClientRequest,
     Completion,
     TextChunk,
     TokenSpelling,
     continues_text,
-    is_conversation,
 )
 from services.api.model_card import ModelCard, NameableDrafter
-from services.logs.names import log_name
 from services.metrics.registry import DROPPED, Metrics
 from services.model_files.folder import written_at
 from services.router.adapter_changes import AdapterChanges
 from services.router.answer import Answer
 from services.router.comparisons import compared, plan_comparisons
 from services.router.config import RouterConfig
-from services.router.learning.learning import Chosen, Learning
+from services.router.learning.learning import Learning
 from services.router.migration import Migration, describe
 from services.router.pauses import Pauses
+from services.router.preparing import Preparation
 from services.router.reloads import Reloads
-from services.router.rules.facts import Facts, facts_of
+from services.router.rules.facts import Facts
 from services.router.rules.rule_book import RuleBook
-from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, served
 from services.router.token_origins import Origins
 from services.router.tokenising import TokenisingPool
 from services.router.tokenizer_file import tokenizer_info
 from services.router.tokens import Tokens, length_of
-from services.structured_outputs.checks import check_sampling
 from speculation.adapters import check_name
 from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
 from speculation.held_models import HeldModel
-from speculation.messages import Finished, GenerationRequest, ServiceState, VerifierCard
+from speculation.messages import Finished, ServiceState, VerifierCard
 from speculation.ports import VerifierLink
 from speculation.reloads import PauseMode, RunningAnswers
-from speculation.room import room_behind
-from speculation.types import FinishReason, SamplingParams
-
-log = logging.getLogger(__name__)
+from speculation.types import FinishReason
 
 # Tokens that are spelt out in well under a millisecond: no other thread is worth asking.
 _FEW = 256
@@ -89,6 +77,7 @@ class RouterService:
         self._held: tuple[HeldModel, ...] | None = None
         self._rules = RuleBook(config, metrics)
         self._learning = Learning(config.learning, self._strategy, verifier, metrics) if config.learning.on else None
+        self._preparation = Preparation(config, self._tokens, self._rules, self._learning)
         # Answers under way.
         self._open = 0
         self._adapters = AdapterChanges(verifier)
@@ -115,12 +104,14 @@ class RouterService:
         self._tokens.check_length(request.prediction, card.max_model_len, "prediction")
         size = length_of(request.input) + len(request.prediction)
         planned = plan_comparisons(request, self._strategy)
-        inner, rule, chosen = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
+        prepare = self._preparation.prepare
+        prepared = await self._pool.run(lambda: prepare(request, card, self._open), size, request.tenant)
+        inner, chosen = prepared.request, prepared.chosen
         before = inner.prompt if continues_text(request) else ()
 
         def begun() -> Answer:
             detokenizer = self._tokens.detokenizer(
-                special=not request.skip_special_tokens, after=before, hidden=self._gap_ends(request)
+                special=not request.skip_special_tokens, after=before, hidden=self._preparation.gap_ends(request)
             )
             named = self._tokens.named(request.sampling.stop)
             origins = None if request.report == "none" else Origins(self._tokens)
@@ -145,7 +136,7 @@ class RouterService:
         if rest := answer.rest():
             yield TextChunk(text=rest, token_ids=())
         learnt = "" if chosen is None else chosen.choice.why
-        completion = answer.complete(reason, request.model or self._names(card)[0], rule, learnt)
+        completion = answer.complete(reason, request.model or self._config.names_of(card)[0], prepared.rule, learnt)
         if planned:
             completion = replace(completion, comparisons=await compared(self._verifier, inner, said, planned))
         if chosen is not None and self._learning is not None:
@@ -156,8 +147,8 @@ class RouterService:
         card, strategy = await self._describe(), self._strategy.for_tenant(tenant)
         return [
             ModelCard(
-                name=self._names(card)[0],
-                aliases=self._names(card)[1:],
+                name=self._config.names_of(card)[0],
+                aliases=self._config.names_of(card)[1:],
                 max_model_len=card.max_model_len,
                 vocab_size=card.vocab_size,
                 strategies=tuple(sorted(served(strategy))),
@@ -194,7 +185,7 @@ class RouterService:
             await self._learning.stop()
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        check_name(name, self._names(await self._describe()))
+        check_name(name, self._config.names_of(await self._describe()))
         await self._adapters.load(name, folder)
         self._card = None
 
@@ -231,7 +222,7 @@ class RouterService:
             around = "".join((request.infill.suffix, *(text for file in request.infill.files for text in file)))
             self._tokens.check_length(around, most, "suffix")
             size += len(around)
-        return await self._pool.run(lambda: self._encode(request), size, request.tenant)
+        return await self._pool.run(lambda: self._preparation.encode(request), size, request.tenant)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         card = await self._describe()
@@ -284,9 +275,6 @@ class RouterService:
                 self._learning.follow(self._strategy)
         return card
 
-    def _names(self, card: VerifierCard) -> tuple[str, ...]:
-        return self._config.names or (card.model,)
-
     async def facts(self, request: ClientRequest) -> Facts:
         """What rules may ask of a request.
 
@@ -295,102 +283,5 @@ class RouterService:
         """
         card = await self._describe()
         self._tokens.check_length(request.input, card.max_model_len)
-
-        def found() -> Facts:
-            prompt = self._encode(request)
-            return self._facts(request, card, len(prompt), self._sampling(request, card, len(prompt)))
-
-        return await self._pool.run(found, length_of(request.input), request.tenant)
-
-    def _facts(self, request: ClientRequest, card: VerifierCard, prompt_tokens: int, sampling: SamplingParams) -> Facts:
-        return facts_of(
-            request,
-            model=self._names(card)[0],
-            prompt_tokens=prompt_tokens,
-            sampling=sampling,
-            open_requests=self._open,
-            at=datetime.now(UTC),
-        )
-
-    def _sampling(self, request: ClientRequest, card: VerifierCard, prompt_tokens: int) -> SamplingParams:
-        room_behind(prompt_tokens, card.max_model_len)
-        words = self._tokens.spellings(request.sampling.bad_words)
-        sampling = complete_sampling(request.sampling, card, prompt_tokens, request.most_tokens, words)
-        sampling = replace(sampling, stop_token_ids=self._ends(request, sampling))
-        check_sampling(sampling)
-        return sampling
-
-    def _prepare(self, request: ClientRequest, card: VerifierCard) -> tuple[GenerationRequest, str, Chosen | None]:
-        """The request as a verifier gets it, and the rule or what was learnt that it was planned by, if so."""
-        names = self._names(card)
-        adapter = request.model if request.model in card.adapters else None
-        if request.model is not None and adapter is None and request.model not in names:
-            raise NotFound("model", request.model, ", ".join((*names, *card.adapters)))
-        prompt = self._encode(request)
-        sampling = self._sampling(request, card, len(prompt))
-        facts = self._facts(request, card, len(prompt), sampling)
-        plan, rule = self._rules.plan(request, facts)
-        chosen = None if rule or self._learning is None else self._learning.choose(request, facts, prompt)
-        if chosen is not None:
-            plan = chosen.plan
-        # Users may choose the same request id, but ids must be unique at a verifier.
-        name = f"{request.request_id}.{secrets.token_hex(4)}"
-        by = f" by the rule {rule}" if rule else ""
-        log.info("request %s: %d tokens, strategy %s%s", log_name(name, request.traceparent), len(prompt), plan.strategy, by)
-        made = GenerationRequest(
-            request_id=name,
-            prompt=prompt,
-            sampling=sampling,
-            plan=plan,
-            tenant=request.tenant,
-            weight=request.weight,
-            cache_salt=request.cache_salt,
-            priority=request.priority,
-            whole=request.whole,
-            group=_beside(request),
-            adapter=adapter or "",
-            traceparent=request.traceparent,
-            tokenizer=self._config.tokenizer,
-            # Not more than an answer can have: the rest could not be used.
-            prediction=self._tokens.encode_answer(request.prediction)[: card.max_model_len],
-        )
-        return made, rule, chosen
-
-    def _ends(self, request: ClientRequest, sampling: SamplingParams) -> tuple[int, ...]:
-        """The tokens that end the answer, besides the model's own: of a stop that names one, of a gap, and of a turn."""
-        turn = self._tokens.end_of_turn if is_conversation(request) and not sampling.ignore_eos else None
-        gap = () if sampling.ignore_eos else self._gap_ends(request)
-        named = self._tokens.named(sampling.stop)
-        return tuple(dict.fromkeys((*sampling.stop_token_ids, *named, *gap, *(() if turn is None else (turn,)))))
-
-    def _gap_ends(self, request: ClientRequest) -> tuple[int, ...]:
-        """The tokens that end what fills a gap."""
-        marks = self._tokens.infill
-        return () if request.infill is None or marks is None else marks.ends
-
-    def _encode(self, request: ClientRequest) -> tuple[int, ...]:
-        source = request.input
-        if isinstance(source, str):
-            if request.infill is not None:
-                return self._tokens.encode_infill(source, request.infill)
-            return self._tokens.encode(source, special=request.add_special_tokens)
-        messages = tuple(entry for entry in source if isinstance(entry, ChatMessage))
-        if messages:
-            return self._tokens.encode_chat(messages, request.chat)
-        ids = tuple(entry for entry in source if isinstance(entry, int))
-        if not ids:
-            raise InvalidArgument("prompt", "empty", "at least one token, character or message")
-        return ids
-
-
-def _beside(request: ClientRequest) -> str:
-    """What the requests have in common that may draft from each other's answers; empty: none may.
-
-    No other tenant can name a tenant's group, nor can who has another salt. A private request drafts from no other's text.
-    """
-    if request.private:
-        return ""
-    if not request.group:
-        return request.siblings
-    named = json.dumps([request.tenant, request.cache_salt, request.group])
-    return hashlib.sha256(named.encode()).hexdigest()[:32]
+        size = length_of(request.input)
+        return await self._pool.run(lambda: self._preparation.facts(request, card, self._open), size, request.tenant)

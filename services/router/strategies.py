@@ -1,13 +1,13 @@
-"""Turns the strategy that a user names into a plan."""
+"""What strategies a server offers, what a request may name of them, and which sources that means."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from services.api.messages import ClientRequest
-from services.router.drafters import Drafters, TrainedDrafter, registered, suited_to, usable_by
+from services.router.drafters import Drafters, registered, suited_to, usable_by
 from services.router.rules.facts import Facts
 from services.settings import Setting
 from services.wrong_values import did_you_mean
@@ -17,20 +17,16 @@ from speculation.held_models import HeldModel
 from speculation.sources import (
     AUTO,
     BLEND,
-    FROM_ANSWERS,
     LISTED,
-    MEASURED,
     SOURCES,
     STRATEGIES,
-    STRATEGY_NODES,
     WHERE_INDEXED,
-    WHERE_PREDICTED,
     WHERE_TRAINED,
     SourceSpec,
     kind_of,
     runs_model,
 )
-from speculation.types import AcceptanceRule, Effort, Plan
+from speculation.types import AcceptanceRule, Effort
 
 # Most models that draft for one request; the first ones count.
 _MOST_MODELS = 8
@@ -100,6 +96,19 @@ class StrategyConfig:
         """What the server can do for a request."""
         return replace(self, trained=suited_to(self.trained, facts))
 
+    def drafting_with(self, drafter: str) -> StrategyConfig:
+        """What the server can do with this drafter alone.
+
+        Raises:
+            InvalidArgument: there is none of this name that the request may use; names those.
+        """
+        named = [each for each in self.trained if each.name == drafter]
+        if not named:
+            names = ", ".join(each.name for each in self.trained)
+            allowed = f"one of {names}" if names else "unset: no model drafts here"
+            raise InvalidArgument("speculation.drafter", drafter or "empty", allowed)
+        return replace(self, trained=(replace(named[0], blended=True, only_named=False),))
+
 
 def served(config: StrategyConfig) -> tuple[str, ...]:
     """The strategies that a server can offer."""
@@ -142,7 +151,7 @@ def check_named(request: ClientRequest, config: StrategyConfig) -> None:
             and another strategy than blend, or num_speculative_tokens is out of range.
     """
     if request.drafter is not None:
-        config = _drafting(request.drafter, config)
+        config = config.drafting_with(request.drafter)
     if request.sources is not None:
         if request.strategy not in (None, BLEND):
             named = ", ".join(request.sources)
@@ -158,123 +167,6 @@ def check_named(request: ClientRequest, config: StrategyConfig) -> None:
     nodes = request.num_speculative_tokens
     if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
         raise InvalidArgument("speculation.num_speculative_tokens", nodes, f"from 0 to {limits.MAX_TREE_NODES}")
-
-
-def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
-    """The plan for ``request``.
-
-    Raises:
-        InvalidArgument: its strategy or a source is unknown or not served here, reads an index although the request is
-            private, or drafts nothing with its drafter, or from its prediction or its group; or num_speculative_tokens is
-            out of range.
-    """
-    check_named(request, config)
-    listed = request.sources
-    strategy = BLEND if listed is not None else request.strategy if request.strategy is not None else config.strategy
-    if request.drafter is not None:
-        config = _drafting(request.drafter, config)
-        _check_drafter(config.trained[0], strategy, listed)
-    nodes = request.num_speculative_tokens
-    if nodes is None:
-        nodes = config.num_speculative_tokens
-    if nodes is None:
-        nodes = max(map(_suitable_nodes, listed or (strategy,)))
-    sources = sources_of(strategy, config) if listed is None else listed_sources(listed, config)
-    if request.private and listed is not None:
-        _check_private(listed)
-    elif request.private:
-        sources = tuple(source for source in sources if not SOURCES[kind_of(source)].retrieval)
-        if STRATEGIES[strategy] and not sources:
-            usable = ", ".join(sorted(name for name in served(config) if not all(_reads_index(name))))
-            raise InvalidArgument("speculation.strategy", strategy, f"one of {usable} with privacy: strict")
-    if request.prediction:
-        sources = (_predicted(strategy, request.prediction, nodes), *sources)
-    if request.group:
-        _check_group(request.group, strategy, sources, nodes)
-    specs = [SOURCES[kind_of(source)] for source in sources]
-    return Plan(
-        strategy=strategy,
-        sources=sources,
-        max_nodes=nodes if sources else 0,
-        acceptance=request.acceptance or config.acceptance,
-        observe_top_k=max((spec.top_k for spec in specs), default=0),
-        observe_layers=tuple(sorted({layer for source in sources for layer in _layers_of(source, config)})),
-        observe_prompt=any(spec.prompt_features for spec in specs),
-        report_passes=request.report == "trees",
-        effort=request.effort or config.effort or ("paper" if listed is not None else _usual_effort(strategy)),
-    )
-
-
-def _layers_of(source: str, config: StrategyConfig) -> tuple[int, ...]:
-    model = next((each for each in config.trained if each.source == source), None)
-    return SOURCES[source].layers if model is None else model.layers
-
-
-def _drafting(drafter: str, config: StrategyConfig) -> StrategyConfig:
-    """The configuration with this drafter alone.
-
-    Raises:
-        InvalidArgument: there is none of this name that the request may use; names those.
-    """
-    named = [each for each in config.trained if each.name == drafter]
-    if not named:
-        names = ", ".join(each.name for each in config.trained)
-        allowed = f"one of {names}" if names else "unset: no model drafts here"
-        raise InvalidArgument("speculation.drafter", drafter or "empty", allowed)
-    return replace(config, trained=(replace(named[0], blended=True, only_named=False),))
-
-
-def _check_drafter(drafter: TrainedDrafter, strategy: str, listed: Sequence[str] | None) -> None:
-    """Refuse a drafter that would be ignored."""
-    if listed is not None:
-        if drafter.kind not in map(kind_of, listed):
-            raise InvalidArgument("speculation.drafter", drafter.name, f"unset, or sources that name {drafter.kind} as well")
-        return
-    using = (*WHERE_TRAINED, drafter.kind)
-    if strategy not in using:
-        shown = ", ".join(using)
-        raise InvalidArgument(
-            "speculation.drafter", drafter.name, f"unset with the strategy {strategy}: only {shown} draft with it"
-        )
-
-
-def _usual_effort(strategy: str) -> Effort:
-    """Who names a strategy wants that one; ``auto`` and ``blend`` are for who wants the fastest answer."""
-    return "measured" if strategy in MEASURED else "paper"
-
-
-def _predicted(strategy: str, prediction: str, nodes: int) -> str:
-    """The source that drafts from a prediction."""
-    shown = f"{len(prediction)} characters"
-    if strategy not in WHERE_PREDICTED:
-        using = " and ".join(WHERE_PREDICTED)
-        raise InvalidArgument("prediction", shown, f"unset with the strategy {strategy}: only {using} draft from it")
-    if not nodes:
-        raise InvalidArgument("prediction", shown, "unset where num_speculative_tokens is 0: nothing is drafted")
-    return WHERE_PREDICTED[strategy]
-
-
-def _check_group(group: str, strategy: str, sources: Collection[str], nodes: int) -> None:
-    """Refuse a group that would be ignored."""
-    field, most = "speculation.group", limits.MAX_GROUP_CHARACTERS
-    if len(group) > most:
-        raise InvalidArgument(field, f"{len(group)} characters", f"at most {most} characters")
-    if FROM_ANSWERS.isdisjoint(sources):
-        using = ", ".join(sorted(name for name, own in STRATEGIES.items() if not FROM_ANSWERS.isdisjoint(own)))
-        raise InvalidArgument(field, group, f"unset with the strategy {strategy}: only {using} draft from other answers")
-    if not nodes:
-        raise InvalidArgument(field, group, "unset where num_speculative_tokens is 0: nothing is drafted")
-
-
-def _reads_index(strategy: str) -> list[bool]:
-    """Whether each of a strategy's own sources reads what others have written; plain decoding does not."""
-    return [SOURCES[source].retrieval for source in STRATEGIES[strategy]] or [False]
-
-
-def _suitable_nodes(name: str) -> int:
-    """Most nodes per step for a strategy, or for a name in a list of sources."""
-    own = STRATEGIES.get(name, (kind_of(name),))
-    return STRATEGY_NODES.get(name, max((SOURCES[source].nodes for source in own), default=0))
 
 
 def sources_of(strategy: str, config: StrategyConfig) -> tuple[str, ...]:
@@ -314,12 +206,6 @@ def listed_sources(names: Sequence[str], config: StrategyConfig) -> tuple[str, .
             raise InvalidArgument(field, name, f"left out: {found[source]} is the same source")
         found[source] = name
     return tuple(found)
-
-
-def _check_private(listed: Sequence[str]) -> None:
-    """Refuse sources that a private request may not use."""
-    if reading := [name for name in listed if SOURCES[LISTED[kind_of(name)]].retrieval]:
-        raise InvalidArgument("speculation.sources", reading[0], "left out with privacy: strict, as it reads an index")
 
 
 def _models(kind: str, config: StrategyConfig) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ _CLASS = "PreTrainedTokenizerFast"
 
 
 class FileTokenizer:
-    """Implements ``services.router.tokens.Backend`` on the ``tokenizers`` library."""
+    """Implements ``services.router.tokenizer_backend.Backend`` on the ``tokenizers`` library."""
 
     def __init__(self, tokenizer: Tokenizer, templates: ChatTemplates) -> None:
         # The file's truncation and padding are settings for training.

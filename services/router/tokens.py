@@ -1,71 +1,31 @@
-"""Converts text to token ids, and tokens back to text one at a time."""
+"""Converts text and conversations to token ids, and ids back to text (those of an answer under way: ``detokenizer``)."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from jinja2 import TemplateError
 
 from services.api.messages import ChatMessage, ChatOptions, Infill, TokenSpelling
 from services.logs.printable import printable_line
 from services.router.conversations import Conversations
+from services.router.detokenizer import Detokenizer
 from services.router.infill import InfillTokens, infill_tokens
-from services.router.named_templates import ChatTemplates
+from services.router.tokenizer_backend import Backend
 from services.router.tokenizer_file import open_file
 from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.room import room_behind
 
 _NO_OPTIONS = ChatOptions()
-_BROKEN = "\ufffd"
-# Bytes of the longest character in UTF-8.
-_CHARACTER_BYTES = 4
-# Each new token is decoded together with its predecessors. Their number is cut to about half of this when it exceeds it.
-_WINDOW = 16
 # A character that is never one token with what follows it (as in CodeLlama's own ``encode_infilling``).
 _AHEAD = "☺"
 # Characters of a template's own error that are shown.
 _SAID = 200
 
 Source: TypeAlias = "str | tuple[ChatMessage, ...] | tuple[int, ...]"
-
-
-class Backend(Protocol):
-    """A tokenizer library with the model's tokenizer and chat template."""
-
-    @property
-    def templates(self) -> ChatTemplates:
-        """The model's chat templates."""
-
-    def encode(self, text: str, *, special: bool = True) -> Sequence[int]:
-        """Ids of ``text``, with the special tokens that the model's tokenizer adds to a text, or without (``special``)."""
-
-    @property
-    def longest_token(self) -> int:
-        """Most characters of a text that one token stands for."""
-
-    @property
-    def special_names(self) -> Mapping[str, int]:
-        """Ids of special tokens by their names."""
-
-    def id_of(self, name: str) -> int | None:
-        """Id of the token of this name, special or not; None: there is none."""
-
-    @property
-    def added_names(self) -> Mapping[str, int]:
-        """Ids of all tokens that are found in a text before it is tokenised, by their names; special ones are among them."""
-
-    @property
-    def special_ids(self) -> Set[int]:
-        """Ids of special tokens, which have no text."""
-
-    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Text of ``tokens``, without special tokens, or with their names (``special``)."""
-
-    def spell(self, token: int) -> bytes:
-        """What a token adds to a text, in UTF-8; the name of a special one, nothing for an unknown one."""
 
 
 def length_of(source: Source) -> int:
@@ -272,98 +232,3 @@ class Tokens:
             hidden: tokens that have no text either, unless ``special``.
         """
         return Detokenizer(self._backend, special=special, after=after, hidden=hidden)
-
-
-class Detokenizer:
-    """Turns an answer's tokens into text one by one, and holds back incomplete characters.
-
-    A token's text may depend on its neighbours, so the last few tokens are decoded together with each new one. Whatever
-    follows the text already shown is new. Together the pieces equal the text of all tokens decoded at once. (One exception:
-    where a tokeniser spells characters in bytes, an incomplete one makes it replace the whole characters before it as well,
-    which may have been shown already.)
-    """
-
-    def __init__(
-        self, backend: Backend, *, special: bool = False, after: Sequence[int] = (), hidden: Sequence[int] = ()
-    ) -> None:
-        also = backend.special_ids | {*hidden} if hidden else backend.special_ids
-        self._hidden: Container[int] = () if special else also
-        self._decode = functools.partial(backend.decode, special=True) if special else backend.decode
-        self._window: list[int] = []
-        # The part of the window's text that was shown.
-        self._shown = ""
-        # Tokens since the window's text last ended in a whole character.
-        self._broken = 0
-        self._begin(after)
-
-    def _begin(self, after: Sequence[int]) -> None:
-        """Fill the window with the end of the text before, from a whole character on; its last one may be incomplete."""
-        seen = [token for token in after[-4 * _WINDOW :] if token not in self._hidden]
-        for size in range(_WINDOW // 2, _WINDOW // 2 + _CHARACTER_BYTES):
-            self._window = seen[-size:]
-            text = self._decode(self._window)
-            if not text.startswith(_BROKEN):
-                break
-        self._shown = text.rstrip(_BROKEN) if text else ""
-        self._broken = min(len(text) - len(self._shown), _CHARACTER_BYTES - 1)
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether text is held back: the tokens so far end within a character, or look so."""
-        return self._broken > 0
-
-    def push(self, token: int) -> str:
-        """The new text after ``token``; empty if the text ends within a character."""
-        if token in self._hidden:
-            return ""
-        self._window.append(token)
-        text = self._decode(self._window)
-        end = len(text)
-        # An incomplete character decodes to this. So does a token that really means it, which is then only delayed.
-        if text.endswith(_BROKEN):
-            self._broken += 1
-            if self._broken < _CHARACTER_BYTES:
-                return ""
-            # So many tokens are too long for one incomplete character; only the last few may still be one.
-            end -= _CHARACTER_BYTES - 1
-        else:
-            self._broken = 0
-        piece = self._show(text, end)
-        if len(self._window) > _WINDOW:
-            self._forget(text)
-        return piece
-
-    def flush(self) -> str:
-        """The text held back, with a replacement character for broken UTF-8. Ends the answer."""
-        text = self._decode(self._window)
-        rest = self._show(text, len(text))
-        self._window, self._shown, self._broken = [], "", 0
-        return rest
-
-    def _show(self, text: str, end: int) -> str:
-        # The text gets shorter when further bytes complete a character that looked broken.
-        shown = len(self._shown) if len(self._shown) <= len(text) else _in_common(self._shown, text)
-        if end <= shown:
-            return ""
-        self._shown = text[:end]
-        return text[shown:end]
-
-    def _forget(self, text: str) -> None:
-        """Drop old tokens from the window: keep at least ``_WINDOW // 2``, and as few as still give the same end of text."""
-        hidden = len(text) - len(self._shown)
-        rest = text
-        for kept in range(_WINDOW // 2, _WINDOW):
-            rest = self._decode(self._window[-kept:])
-            if len(rest) > hidden and text.endswith(rest):
-                break
-        else:
-            # Some tokens have no text of their own, so a longer window may yet give the same end.
-            if len(self._window) < 4 * _WINDOW:
-                return
-        self._window = self._window[-kept:]
-        self._shown = rest[: max(0, len(rest) - hidden)]
-
-
-def _in_common(first: str, second: str) -> int:
-    """Length of the common prefix."""
-    return next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))

@@ -15,7 +15,7 @@ from speculation.errors import ConfigurationError
 
 
 class TransformersTokenizer(FileTokenizer):
-    """Implements ``services.router.tokens.Backend`` on transformers.
+    """Implements ``services.router.tokenizer_backend.Backend`` on transformers.
 
     Raises:
         ConfigurationError: the tokeniser cannot be loaded, or is not a fast one.

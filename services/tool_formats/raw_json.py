@@ -33,13 +33,13 @@ def value_end(text: str, start: int) -> int:
         raise ValueError("it is nested too deeply") from error
 
 
-def members(text: str, start: int = 0) -> tuple[dict[str, str], int]:
-    """The values of the JSON object that begins at ``start``, each as its own text, and where the object ends.
+def members(text: str) -> tuple[dict[str, str], int]:
+    """The values of the JSON object with which a text begins, each as its own text, and where the object ends.
 
     Raises:
         ValueError: there is no complete object; an incomplete one is none.
     """
-    at = _expect(text, start, "{")
+    at = _expect(text, 0, "{")
     found: dict[str, str] = {}
     if _next(text, at) == "}":
         return found, _expect(text, at, "}")

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_origin
@@ -70,6 +71,22 @@ def test_such_faults_are_found(tmp_path: Path) -> None:
     assert list(undocumented_or_unpickling(bare, ast.parse(bare.read_text()))) == [
         "a module without a docstring", "import pickle", "Public has no docstring", "torch.load"
     ]  # fmt: skip
+
+
+# A line that gives a module's name a value.
+_GIVEN = re.compile(r"^([A-Za-z_]\w*)(?::[^=\n]+)? = ", re.MULTILINE)
+
+
+def set_twice(text: str) -> list[str]:
+    """The names of a module that are given a value more than once, as where two changes of a file were joined."""
+    return [name for name, count in Counter(_GIVEN.findall(text)).items() if count > 1]
+
+
+def test_no_name_of_a_module_is_set_twice() -> None:
+    assert set_twice("ONE = 1\nTWO: int = 2\n\n\nTWO: int = 2\n    ONE = 3\nif ONE == 1:\n") == ["TWO"]
+    files = [path for top in (*PACKAGES, "lab", "tests") for path in sorted((ROOT / top).rglob("*.py"))]
+    found = {str(path.relative_to(ROOT)): set_twice(path.read_text()) for path in files if "_pb2" not in path.name}
+    assert found and not {name: names for name, names in found.items() if names}
 
 
 def test_pickled_weights_are_converted_as_tensors_alone() -> None:

@@ -56,3 +56,10 @@ def test_every_page_is_in_the_navigation() -> None:
     pages = {str(path.relative_to(ROOT / "docs")) for path in PAGES} - {"cli.md"}
     assert {page for page in pages - named if not page.startswith("log/")} == set()
     assert named - pages == {"cli.md"}
+
+
+def test_every_page_says_in_its_first_lines_whom_it_is_for() -> None:
+    readers = re.compile(r"\b[Ff]or (those (who|whose)|operators|everybody|whoever)\b")
+    # The first page has a list of readers, and where each goes on.
+    pages = [page for page in PAGES if page.parent.name != "log" and page.name not in ("index.md", "cli.md")]
+    assert [page.name for page in pages if not readers.search("\n".join(page.read_text().splitlines()[:7]))] == []

@@ -11,32 +11,26 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx2
 from typing_extensions import override
 
 import outrider
-from benchmarks.soak.component_process import ComponentProcess
 from benchmarks.soak.published_index import published_index
 from benchmarks.soak.service_processes import ServiceLayout, ServiceProcesses
 from cluster.models.target import ResolvedModel
+from tests.chaos import lacks
 from tests.chaos.cells import OF_NETWORKS, OVERLOAD, REPLICAS, Plan, options
+from tests.chaos.lacks import TAKES
 from tests.chaos.reloads import TEXTS, Reloads
 from tests.chaos.users import STREAM_S
 from tests.component_forks import forked
 from tests.service import tiny_settings
 
-# What takes something from a process, and what gives it back.
-_TAKES: dict[str, tuple[Callable[[ComponentProcess], None], Callable[[ComponentProcess], None]]] = {
-    "frozen": (ComponentProcess.freeze, ComponentProcess.thaw),
-    "no disk": (ComponentProcess.fill_disk, ComponentProcess.empty_disk),
-    "no descriptors": (ComponentProcess.take_descriptors, ComponentProcess.give_descriptors),
-    "no memory": (ComponentProcess.take_memory, ComponentProcess.give_memory),
-    "no threads": (ComponentProcess.take_threads, ComponentProcess.give_threads),
-}
 # What was held for requests that are gone must be free within this time, sessions of a drafter that heard nothing included.
 FREE_S, SILENCE_S = 60.0, 10
 
@@ -114,7 +108,7 @@ class InProcesses(ServiceProcesses):
             await streams_ended.wait()
             await process.replace()
         else:
-            take, give = _TAKES[plan.cell.fault]
+            take, give = TAKES[plan.cell.fault]
             take(process)
             await asyncio.sleep(plan.lasts_s)
             give(process)
@@ -139,8 +133,9 @@ async def arranged(model: Path, seed: int = 0) -> AsyncIterator[InProcesses]:
             f"drafter.session_silence_s={SILENCE_S}", *reloads.flags,
         )  # fmt: skip
         layout = ServiceLayout(
-            model=tiny(model), flags=tuple(settings), replicas=REPLICAS, redis=redis, start_component=forked, seed=seed
-        )
+            model=tiny(model), flags=tuple(settings), replicas=REPLICAS, redis=redis,
+            start_component=partial(forked, main=lacks.main), seed=seed,
+        )  # fmt: skip
         arrangement = InProcesses(layout, reloads)
         try:
             await arrangement.start()

@@ -62,7 +62,7 @@ class Reloads:
         return ssl.create_default_context(cadata=self.roots.decode())
 
     async def replace(self, what: str) -> None:
-        """Replace what ``what`` names: one of ``RELOADS``."""
+        """Replace what ``what`` names: a value of ``cells.RELOADS``."""
         self._turns += 1
         if what == "new keys":
             self._old_key, self._other_key = self._other_key, new_key()

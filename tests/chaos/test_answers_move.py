@@ -20,10 +20,10 @@ from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.links.grpc_verifier import GrpcVerifierLink
 from services.router.service import RouterService
-from services.verifier.kernels.native.library import library
 from speculation.errors import OutriderError
 from tests.chaos.in_processes import tiny
 from tests.chaos.test_other_weights import TOKEN, Served, verifier
+from tests.kernels_here import needs_kernels
 from tests.lora import make_adapter
 from tests.lossless.hybrids import make_hybrid
 from tests.patience import until
@@ -120,7 +120,7 @@ class Changes:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here")
+@needs_kernels
 async def test_answers_with_adapters_while_others_come_and_go(tiny_model: Path, tmp_path: Path) -> None:
     kept, passing = (make_adapter(tmp_path / f"{seed}", tiny_model, seed=seed) for seed in (1, 2))
     flags = (f"verifier.lora_folders=[{tmp_path}]", f"verifier.lora_modules={{kept: {kept}}}")

@@ -15,7 +15,7 @@ _ROW = re.compile(r"^\| `([a-z_0-9]+)` \|")
 _NOTE = re.compile(r"^- `([a-z_0-9]+)`, ")
 _HEAD = f"""# Clients
 
-Other people's clients that are tried against a running Outrider, each in an environment of its own with pinned packages.
+For those who use other people's clients: which are tried against a running Outrider, each in an environment of its own with pinned packages.
 
     make test-clients                           # all of them: half an hour at first, most of it downloads
     python -m tests.clients openai anthropic    # some of them

@@ -10,13 +10,13 @@ import httpx2
 import pytest
 
 from outrider import Client, NotFound
-from services.verifier.kernels.native.library import library
 from tests.http_service import HttpService, http_served
+from tests.kernels_here import needs_kernels
 from tests.lora import make_adapter
 
 pytestmark = [
     pytest.mark.xdist_group("adapters at the doors"),
-    pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here"),
+    needs_kernels,
 ]
 
 CLIENT = httpx2.Client(timeout=60)

@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
-from services.verifier.kernels.native.library import library
 from speculation import limits
 from tests.http_service import HttpService, http_served
+from tests.kernels_here import needs_kernels
 from tests.lora import WEIGHTS, make_adapter
 
 pytestmark = [
     pytest.mark.xdist_group("adapters come and go"),
-    pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here"),
+    needs_kernels,
 ]
 
 CLIENT = httpx2.Client(timeout=60)

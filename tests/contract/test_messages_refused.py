@@ -59,13 +59,6 @@ async def test_what_the_template_does_not_read_is_named() -> None:
 
 
 USER_IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-
-
-USER_IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-TOOL_RESULT = {"type": "tool_result", "tool_use_id": "x", "content": [USER_IMAGE]}
-
-
-USER_IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 TOOL_RESULT = {"type": "tool_result", "tool_use_id": "x", "content": [USER_IMAGE]}
 SERVER_TOOL = {"type": "web_search_20250305", "name": "web_search"}
 

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from typing_extensions import override
 
 import outrider
 from outrider import AsyncClient, Retry
@@ -30,9 +31,9 @@ from services.api.messages import ClientRequest, Completion, TextChunk
 from services.api.model_card import ModelCard
 from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.reloads import PauseMode, RunningAnswers
 from tests.patience import PATIENCE_S, held_pauses
 from tests.refusals import refuses
+from tests.router_stub import RouterStub
 from tests.unit.test_gate import completion
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -40,8 +41,8 @@ ONCE = Retry(attempts=1)
 KEY = "k" * 24
 
 
-class FakeRouter:
-    """Implements ``RouterPort``: says ``pieces`` texts of ``size`` characters each, once ``go`` is set."""
+class FakeRouter(RouterStub):
+    """Says ``pieces`` texts of ``size`` characters each, once ``go`` is set."""
 
     def __init__(self, pieces: int = 2, size: int = 1) -> None:
         self.pieces, self.size = pieces, size
@@ -53,6 +54,7 @@ class FakeRouter:
         self.forgotten: list[str] = []
         self.asked: list[ClientRequest] = []
 
+    @override
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         self.asked.append(request)
         if request.input == "refuse":
@@ -66,37 +68,24 @@ class FakeRouter:
         finally:
             self.running -= 1
 
+    @override
     async def models(self, tenant: str | None = None) -> list[ModelCard]:
         await self.go.wait()
         return []
 
-    async def load_adapter(self, name: str, folder: str) -> None:
-        raise NotImplementedError
-
-    async def unload_adapter(self, name: str) -> None:
-        raise NotImplementedError
-
+    @override
     async def forget(self, tenant: str) -> None:
         self.forgotten.append(tenant)
 
-    async def reload(self, folder: str, running: RunningAnswers, within_s: float) -> tuple[str, ...]:
-        raise NotImplementedError
-
-    async def pause(self, mode: PauseMode, within_s: float) -> None:
-        raise NotImplementedError
-
-    async def resume(self) -> None:
-        raise NotImplementedError
-
-    async def paused(self) -> bool:
-        raise NotImplementedError
-
+    @override
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
         return ()
 
+    @override
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         return ""
 
+    @override
     async def ready(self) -> bool:
         while self.hangs:
             # What hangs may not even end when it is cancelled.

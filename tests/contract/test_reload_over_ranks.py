@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.verifier.kernels.native.library import library
 from speculation.reloads import RunningAnswers
 from tests.contract import test_reload, test_reloads_refused
+from tests.kernels_here import needs_kernels
 from tests.layouts import LAYOUTS, laid_out
 from tests.stage_forks import forked_stages, services_fork
 from tests.weight_versions import Versions, answered, serving, wanted
 
 pytestmark = [
-    pytest.mark.skipif(library() is None, reason="no native kernels here"),
+    needs_kernels,
     pytest.mark.xdist_group("reload over ranks"),
 ]
 _SLOW = pytest.mark.exhaustive

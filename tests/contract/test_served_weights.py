@@ -11,13 +11,13 @@ import outrider
 from cli.models_report import print_models
 from cluster.settings.config import load
 from outrider import Client
-from services.verifier.kernels.native.library import library
 from speculation.messages import ServedWeights
 from tests.http_service import http_served
+from tests.kernels_here import needs_kernels
 from tests.quantised import FORMS, ROUNDED, make_float_model, quantise
 from tests.verifier_links import in_process, over_grpc
 
-pytestmark = pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here")
+pytestmark = needs_kernels
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from services.api.http.openai.usage import metrics
 from services.links.grpc_verifier import GrpcVerifierLink, serve_verifier
 from services.links.in_process import InProcessDraftLink
 from services.router.answer import Answer
-from services.router.tokens import Detokenizer
+from services.router.detokenizer import Detokenizer
 from services.verifier.engine.loop import DecodingLoop
 from speculation import limits
 from speculation.adapters import AdapterOrder
@@ -81,7 +81,7 @@ class Noting(Toy):
 
 
 class Mute:
-    """Of ``services.router.tokens.Backend``, what a ``Detokenizer`` needs: no token has a text."""
+    """Of ``services.router.tokenizer_backend.Backend``, what a ``Detokenizer`` needs: no token has a text."""
 
     special_ids: frozenset[int] = frozenset()
 

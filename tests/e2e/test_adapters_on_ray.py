@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from outrider import AsyncClient, Client
-from services.verifier.kernels.native.library import library
+from tests.kernels_here import needs_kernels
 from tests.lora import WITH_ENDS, make_adapter
 from tests.on_ray import Service
 from tests.ports import free_port
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.xdist_group("ray"),
     pytest.mark.timeout(600),
-    pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here"),
+    needs_kernels,
 ]
 
 PROMPT = tuple(range(40, 120))

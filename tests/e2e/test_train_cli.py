@@ -14,8 +14,9 @@ import pytest
 from tests.e2e.command_line import ONE_THREAD, outrider
 from tests.e2e.conftest import Command
 from tests.patience import PATIENCE_S
+from training.data_manifest import FILE, read_data_manifest
 from training.generate import UNDER_WAY
-from training.shards import FILE, read_data_manifest, read_shards
+from training.shards import read_shards
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 

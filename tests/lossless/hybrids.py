@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from tests.lossless.architectures import make
 
 # By what their layers with a state compute.
@@ -33,3 +38,27 @@ def make_hybrid(model_type: str, folder: Path) -> Path:
     folder.mkdir()
     assert make(model_type, folder) is not None
     return folder
+
+
+def chain(name: str, context: int, tokens: Sequence[int]) -> Rows:
+    """Tokens of a text behind its first ``context`` ones, with the logits after each."""
+    return Rows(request_id=name, context=context, tokens=tuple(tokens), logits=len(tokens))
+
+
+def random_text(target: TransformersTarget, length: int) -> list[int]:
+    source = random.Random(1)
+    return [source.randrange(1, target.vocab_size) for _ in range(length)]
+
+
+def plainly(target: TransformersTarget, text: Sequence[int]) -> torch.Tensor:
+    """Logits of plain decoding, one token a pass: [length, vocabulary]."""
+    assert target.open("alone", len(text))
+    made = torch.cat([target.forward([chain("alone", at, [token])])[0] for at, token in enumerate(text)])
+    target.close("alone")
+    return made
+
+
+def close_all(target: TransformersTarget) -> None:
+    """Close what a test has left open."""
+    for name in [*target.blocks._owners]:
+        target.close(name)

@@ -82,6 +82,8 @@ _OF_THE_TYPE = {
 
 HEAD = """# Models
 
+For those who ask whether a model is served: one that they know by name first, every type of transformers' below.
+
 | model | its `model_type` | served |
 |---|---|---|
 {known}

@@ -27,7 +27,7 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.service import arithmetic_of
 from speculation.sources import STRATEGIES
 from tests.fakes import PLAIN
-from tests.kernels_here import kernels_of
+from tests.kernels_here import kernels_of, needs_kernels
 from tests.lossless.test_quantised import FILE, TEXT, logits, of
 from tests.lossless.test_quantised_mixtures import make_random_mixture
 from tests.lossless.test_strategies import ANSWER, PROMPTS, plan_of, said, verifier
@@ -38,7 +38,7 @@ from tests.stage_forks import launch_fork
 from tests.tiny import make_tiny_model
 from tests.virtual_ranks import ranks_of, together
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
+pytestmark = needs_kernels
 
 FORM = "gptq_ordered"
 OUTPUTS, INPUTS, GROUP = 72, 192, 32

@@ -236,8 +236,8 @@ def test_the_likeliest_of_every_type(model_type: str, tmp_path: Path) -> None:
     assert [each.ids for each in found if each is not None] == [wanted, wanted]
 
 
-def test_few_bytes_travel(models: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the layers 8 ids and logits of a row, in place of its part of the vocabulary."""
+def bytes_sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each shard that a rank sends from now on."""
     sent: list[int] = []
     send = Exchange.send_shard
 
@@ -246,6 +246,12 @@ def test_few_bytes_travel(models: dict[int, Path], monkeypatch: pytest.MonkeyPat
         return send(self, tensor, rank)
 
     monkeypatch.setattr(Exchange, "send_shard", counted)
+    return sent
+
+
+def test_few_bytes_travel(models: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the layers 8 ids and logits of a row, in place of its part of the vocabulary."""
+    sent = bytes_sent(monkeypatch)
     target = TransformersTarget(config(models[2], 2), launch_thread)
     try:
         assert target.open("a", 100)

@@ -17,20 +17,18 @@ from services.verifier.choosing import best_of_shards, device_parts
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.device_parts import DevicePartFinder, over_ranks
 from services.verifier.choosing.greatest import by_torch
-from services.verifier.kernels.native.library import library
 from services.verifier.kernels.triton.choice_kernels import first_of_greatest
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target_port import NOT_CHOSEN, Rows, Sampling
 from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import TargetLost
 from speculation.types import SamplingParams
+from tests.kernels_here import needs_kernels
 from tests.lossless import test_choice_by_shard as of_ids
 from tests.lossless import test_draws_by_shard as of_draws
 from tests.lossless.test_triton_ranks import SIZES, parts_of, together
 from tests.tiny import make_tiny_model
 from tests.virtual_ranks import Board, OnBoard
-
-by_native_kernels = pytest.mark.skipif(library() is None, reason="no native kernels here")
 
 Chosen = tuple[list[tuple[int, ...]], bool]
 PARENTS = (-1, -1, 0, 2)
@@ -145,7 +143,7 @@ def test_the_likeliest_of_parts(ranks: int, vocabulary: int) -> None:
         assert [found[at % 7] for found in of_parts(logits, ranks, by_torch)] == [NOT_CHOSEN] * ranks
 
 
-@by_native_kernels
+@needs_kernels
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("vocabulary", [960, 972])
 def test_draws_are_those_of_whole_rows(ranks: int, vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +151,7 @@ def test_draws_are_those_of_whole_rows(ranks: int, vocabulary: int, monkeypatch:
     of_draws.test_draws_are_those_of_whole_rows(ranks, vocabulary)
 
 
-@by_native_kernels
+@needs_kernels
 @pytest.mark.examples(30)
 @pytest.mark.parametrize("seed", range(150))
 def test_any_parameters_by_any_ranks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +163,7 @@ def test_any_parameters_by_any_ranks(seed: int, monkeypatch: pytest.MonkeyPatch)
     of_draws.test_any_parameters_by_any_ranks(seed)
 
 
-@by_native_kernels
+@needs_kernels
 def test_the_first_of_equals_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def finder(_: Any) -> DevicePartFinder:
         return DevicePartFinder()

@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 
 from services.model_files.weights.files import WeightFiles, quantize_folder
 from services.model_files.weights.noted_reads import StoredPiece, noting_reads
-from services.verifier.kernels.native.library import library
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages import same_weights
 from services.verifier.stages.same_weights import OwnFiles, files_told, read_as_told
 from services.verifier.stages.upstream import StageHandle, StageSpec
 from speculation.errors import ConfigurationError
+from tests.kernels_here import needs_kernels
 from tests.lossless.test_stages import passes
 from tests.lossless.test_tensor_parallel import SIZES, config
 from tests.new_weights import FILE
@@ -32,7 +32,7 @@ from tests.stage_threads import launch_thread
 from tests.tiny import make_tiny_model
 
 pytestmark = [
-    pytest.mark.skipif(library() is None, reason="no native kernels here"),
+    needs_kernels,
     pytest.mark.xdist_group("stages"),
 ]
 FIRST, LAST = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -18,10 +18,10 @@ from services.verifier.kernels.native.draw_kernel import DrawKernel, DrawnRow
 from services.verifier.kernels.native.library import library
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Outcome, Rows, Sampling
-from services.verifier.stages.exchange import Exchange
 from services.verifier.stages.stage_ranks import StageRanks
 from speculation.types import SamplingParams
 from tests.choices import random_logits, random_params
+from tests.lossless.test_choice_by_shard import bytes_sent
 from tests.lossless.test_ranks_of_other_types import BY_THREE
 from tests.lossless.test_tensor_parallel import SIZES, config
 from tests.stage_threads import launch_thread
@@ -304,14 +304,7 @@ def test_answers_are_those_of_one_process(models: dict[int, Path], ranks: int, s
 
 def test_few_bytes_travel(models: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the layers three numbers of a draw, beside the ids and logits that drafters want."""
-    sent: list[int] = []
-    send = Exchange.send_shard
-
-    def counted(self: Exchange, tensor: torch.Tensor, rank: int) -> object:
-        sent.append(tensor.nbytes)
-        return send(self, tensor, rank)
-
-    monkeypatch.setattr(Exchange, "send_shard", counted)
+    sent = bytes_sent(monkeypatch)
     target = TransformersTarget(config(models[2], 2), launch_thread)
     try:
         sizes = []

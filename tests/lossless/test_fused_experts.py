@@ -11,18 +11,18 @@ from transformers import AutoModelForCausalLM
 
 from cluster.checks.model_files import expanded
 from cluster.settings.components import VerifierSettings
-from services.verifier.kernels.native.library import library
 from services.verifier.loading.load_model import load_whole
 from services.verifier.model.slice import ModelSlice
 from speculation.errors import ConfigurationError
 from tests.fused_experts import make_fused
+from tests.kernels_here import needs_kernels
 from tests.lossless.test_quantised import numbers, of
 from tests.lossless.test_quantised_mixtures import EXPERTS, same_bits
 from tests.lossless.test_tensor_parallel import config, passes
 from tests.refusals import refuses
 from tests.virtual_ranks import ranks_of, together
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
+pytestmark = needs_kernels
 
 FILE = "model.safetensors"
 # What the models multiply by: outputs first, or inputs.

@@ -19,12 +19,12 @@ from services.model_files.weights.stored_blocks import KEPT, StoredBlocks, store
 from services.verifier.checks.exactness import is_exact
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.exact_weights import ExactWeight
-from services.verifier.kernels.native.library import library
 from services.verifier.kernels.native.linear_kernel import NativeLinear
 from services.verifier.loading.load_model import load_whole
 from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
+from tests.kernels_here import needs_kernels
 from tests.lossless.test_quantised import logits, of
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
@@ -133,7 +133,7 @@ def test_blocks_are_kept(unpacked: tuple[Path, Path]) -> None:
                                                             "embed_tokens.weight"))}  # fmt: skip
 
 
-@pytest.mark.skipif(library() is None, reason="no C compiler here")
+@needs_kernels
 def test_layers_multiply_by_them(unpacked: tuple[Path, Path]) -> None:
     _, folder = unpacked
     made = logits(folder, weights="as_stored")

@@ -26,7 +26,7 @@ from services.verifier.service import VerifierService
 from speculation.sources import STRATEGIES
 from speculation.types import Plan
 from tests.fakes import PLAIN, collect, origin, request
-from tests.lossless.hybrids import KINDS, make_hybrid
+from tests.lossless.hybrids import KINDS, chain, close_all, make_hybrid, random_text
 from tests.stage_forks import launch_fork
 
 pytestmark = pytest.mark.xdist_group("hybrids")
@@ -54,15 +54,13 @@ def target(folder: Path) -> TransformersTarget:
 def opened(target: TransformersTarget) -> Iterator[TransformersTarget]:
     """Nothing is open before a test, nor after it, and nothing is shared with other tests."""
     yield target
-    for name in [*target.blocks._owners]:
-        target.close(name)
+    close_all(target)
     target.blocks.forget_all()
 
 
 @pytest.fixture(scope="module")
 def text(target: TransformersTarget) -> list[int]:
-    source = random.Random(1)
-    return [source.randrange(1, target.vocab_size) for _ in range(LENGTH)]
+    return random_text(target, LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +70,6 @@ def whole(target: TransformersTarget, text: list[int]) -> torch.Tensor:
     made = target.forward([chain("whole", 0, text)])[0]
     target.close("whole")
     return made
-
-
-def chain(name: str, context: int, tokens: list[int]) -> Rows:
-    return Rows(request_id=name, context=context, tokens=tuple(tokens), logits=len(tokens))
 
 
 def shared(target: TransformersTarget, name: str, text: list[int]) -> int:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from services.verifier.config import TargetConfig
-from services.verifier.kernels.native.library import library
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from tests.attention_models import make_architecture
+from tests.kernels_here import needs_kernels
 from tests.layouts import LAYOUTS, in_one_process, laid_out
 from tests.lossless.suites import LAID_OUT, LEFT_OUT, OF_ONE_PROCESS, ONE_PROCESS, OTHERS
 from tests.refusals import refuses
@@ -34,7 +34,7 @@ def test_tests_that_are_left_out_are_there() -> None:
     assert {name for names in OF_ONE_PROCESS.values() for name in names} <= tests
 
 
-@pytest.mark.skipif(library() is None, reason="no native kernels here")
+@needs_kernels
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_targets_are_laid_out(tiny_model: Path, name: str) -> None:
     config, layout = TargetConfig(model_path=str(tiny_model), kv_cache_tokens=512, threads=1), LAYOUTS[name]
@@ -47,7 +47,7 @@ def test_targets_are_laid_out(tiny_model: Path, name: str) -> None:
         target.beat()
 
 
-@pytest.mark.skipif(library() is None, reason="no native kernels here")
+@needs_kernels
 def test_who_cannot_be_laid_out_fails_where_that_is_not_expected(tmp_path: Path) -> None:
     make_architecture(tmp_path, "alibi")
     config = TargetConfig(model_path=str(tmp_path), kv_cache_tokens=512, threads=1)

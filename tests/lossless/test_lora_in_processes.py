@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from services.verifier.kernels.native.library import library
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages import upstream
 from speculation.errors import TargetLost
+from tests.kernels_here import needs_kernels
 from tests.lora import WITH_ENDS, make_adapter
 from tests.lossless.test_lora_in_stages import config, passes, same
 from tests.lossless.test_tensor_parallel import SIZES
@@ -25,7 +25,7 @@ from tests.tiny import make_tiny_model
 pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.xdist_group("stages"),
-    pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here"),
+    needs_kernels,
 ]
 
 

@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM
 
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.layer_kernel import FusedLayer
-from services.verifier.kernels.native.library import library
 from services.verifier.loading.peft_folder import StoredAdapter, read_adapter
 from services.verifier.model import fused_layers
 from services.verifier.model.embedded_rows import EmbeddedRows
@@ -29,6 +28,7 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
 from services.verifier.stages import split_adapters
 from speculation.errors import ConfigurationError
+from tests.kernels_here import needs_kernels
 from tests.lora import CONFIG, WEIGHTS, WITH_ENDS, make_adapter, read_config, write_config
 from tests.lossless import architectures
 from tests.lossless.hybrids import make_hybrid
@@ -40,7 +40,7 @@ from tests.tiny import make_tiny_model
 # One process, since the targets are shared.
 pytestmark = [
     pytest.mark.xdist_group("lora in stages"),
-    pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here"),
+    needs_kernels,
 ]
 
 LAYERS = 4

@@ -17,7 +17,6 @@ from services.drafter.config import DrafterConfig, SuffixConfig, TrainedConfig
 from services.drafter.service import DrafterService
 from services.verifier.config import KVCacheDtype, TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
-from services.verifier.kernels.native.library import library
 from services.verifier.service import VerifierService
 from speculation.errors import NotBegun
 from speculation.messages import Finished, GenerationRequest, Progress
@@ -26,13 +25,14 @@ from speculation.types import Plan
 from tests.draft_links import linked
 from tests.draft_models import draft_beside
 from tests.fakes import PLAIN, RandomRetriever, origin, request
+from tests.kernels_here import needs_kernels
 from tests.lora import WITH_ENDS, make_adapter
 from tests.lossless.test_strategies import plan_of
 from tests.patience import PATIENCE_S
 from tests.stage_threads import launch_thread
 from tests.trained_heads import heads_beside
 
-pytestmark = pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here")
+pytestmark = needs_kernels
 
 NAMES = ("", "one", "two")
 PROMPTS = [[5, 6, 7, 8, 9, 5, 6, 7], [40, 41, 42] * 25, [17]]

@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.verifier.config import TargetConfig
-from services.verifier.kernels.native.library import library
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
+from tests.kernels_here import needs_kernels
 from tests.lora import make_adapter
 from tests.lossless.architectures import make
 
-pytestmark = pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here")
+pytestmark = needs_kernels
 
 NAMES = ("", "one", "two")
 # A transposed layer; joint projections; layers with a state; experts that are no linear layers. And more of each, and

@@ -17,7 +17,6 @@ from transformers import LlamaForCausalLM
 
 from services.verifier.config import TargetConfig, check_backends
 from services.verifier.kernels.native.layer_kernel import FusedLayer
-from services.verifier.kernels.native.library import library
 from services.verifier.kernels.native.low_rank_kernel import LowRank
 from services.verifier.loading.peft_folder import StoredAdapter, read_adapter
 from services.verifier.model import lora_adapters
@@ -27,6 +26,7 @@ from services.verifier.model.target_port import Prefix, Rows
 from services.verifier.stages import split_adapters
 from services.verifier.stages.stage_ranks import Cut
 from speculation.errors import ConfigurationError, TargetLost
+from tests.kernels_here import needs_kernels
 from tests.lora import ALL, WITH_ENDS, make_adapter
 from tests.lossless import test_tensor_parallel as parallel
 from tests.lossless.test_lora_in_stages import computed_as, config, passes, same
@@ -38,7 +38,7 @@ from tests.virtual_ranks import ranks_of, together
 # One process, since the targets are shared.
 pytestmark = [
     pytest.mark.xdist_group("lora over ranks"),
-    pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here"),
+    needs_kernels,
 ]
 
 # Every linear layer, both ends, one place alone, ranks that fill no vector, numbers of two bytes.

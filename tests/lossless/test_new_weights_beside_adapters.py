@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from services.verifier.kernels.native.library import library
 from services.verifier.service import VerifierService
 from speculation.adapters import AdapterOrder
 from speculation.errors import ConfigurationError, NotBegun, Unavailable
 from speculation.messages import GenerationRequest, Progress
 from speculation.reloads import ReloadOrder
 from tests.fakes import PLAIN
+from tests.kernels_here import needs_kernels
 from tests.layouts import Layout
 from tests.lora import WEIGHTS, WITH_ENDS, make_adapter
 from tests.lossless.test_lora_is_lossless import DRAFTED, PROMPTS, SAMPLING, asked, said, verifier
@@ -29,7 +29,7 @@ from tests.patience import PATIENCE_S
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
-pytestmark = pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here")
+pytestmark = needs_kernels
 
 NAMES = ("", "one", "two")
 

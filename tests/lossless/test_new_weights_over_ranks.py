@@ -21,12 +21,12 @@ import torch
 
 from services.model_files.folder import weights_digest
 from services.verifier.config import TargetConfig
-from services.verifier.kernels.native.library import library
 from services.verifier.model import new_weights
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages import process, same_weights, split_weights
 from services.verifier.stages.split_weights import StageWeights
 from speculation.errors import ConfigurationError, TargetLost
+from tests.kernels_here import needs_kernels
 from tests.lossless.test_stages import passes
 from tests.lossless.test_tensor_parallel import SIZES, config
 from tests.new_weights import FILE, other_weights
@@ -36,7 +36,7 @@ from tests.stage_threads import targets_of_ranks
 from tests.tiny import make_tiny_model
 
 pytestmark = [
-    pytest.mark.skipif(library() is None, reason="no native kernels here"),
+    needs_kernels,
     pytest.mark.xdist_group("stages"),
 ]
 OVER = pytest.mark.parametrize(

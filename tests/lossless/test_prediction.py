@@ -14,7 +14,8 @@ from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter.merging.blend import BlendSession
 from services.drafter.merging.calibrator import Calibrator
 from services.drafter.sources.prediction import PRIOR, PredictedAnswer
-from services.router.strategies import StrategyConfig, make_plan
+from services.router.plans import make_plan
+from services.router.strategies import StrategyConfig
 from speculation.errors import InvalidArgument
 from speculation.messages import OpenSession, StepReport
 from speculation.types import Plan

@@ -15,7 +15,6 @@ from cluster.models.target import resolve
 from cluster.settings.components import VerifierSettings
 from services.model_files.weights.files import WeightFiles
 from services.verifier.kernels.exact_weights import ExactWeight
-from services.verifier.kernels.native.library import library
 from services.verifier.loading.load_model import load_layers, load_whole
 from services.verifier.loading.model_size import shape_of
 from services.verifier.model.means import MEANS
@@ -24,6 +23,7 @@ from services.verifier.model.slice import ModelSlice
 from speculation.errors import ConfigurationError
 from speculation.sources import STRATEGIES
 from tests.gpt_oss import make_gpt_oss
+from tests.kernels_here import needs_kernels
 from tests.lossless.test_quantised import KEPT_AS, of
 from tests.lossless.test_strategies import ANSWER, PROMPTS, plan_of, said, verifier
 from tests.lossless.test_tensor_parallel import MIXTURES, config, passes
@@ -34,7 +34,7 @@ from tests.tiny import make_tiny_model
 from tests.tiny_gguf import make_tiny_mixture_gguf
 from tests.virtual_ranks import ranks_of, together
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
+pytestmark = needs_kernels
 
 FILE = "model.safetensors"
 # Two ranks have whole vectors of all of them.

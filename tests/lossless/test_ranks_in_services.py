@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from services.verifier.kernels.native.library import library
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.service import VerifierService
 from speculation.messages import GenerationRequest, Progress
 from speculation.sources import STRATEGIES
 from tests.fakes import PLAIN
+from tests.kernels_here import needs_kernels
 from tests.layouts import LAYOUTS, ONE_PROCESS, Layout
 from tests.lossless import test_words
 from tests.lossless.suites import OTHERS
@@ -28,7 +28,7 @@ from tests.patience import PATIENCE_S
 from tests.stage_threads import launch_thread
 from tests.trained_heads import heads_beside
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no native kernels here")
+pytestmark = needs_kernels
 
 # Two ranks in `make test`.
 over = pytest.mark.parametrize(

@@ -10,16 +10,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.verifier.kernels.native.layer_kernel import FusedLayer
-from services.verifier.kernels.native.library import library
 from services.verifier.loading import cut_layers
 from services.verifier.model.slice import ModelSlice
 from speculation.errors import ConfigurationError
+from tests.kernels_here import needs_kernels
 from tests.lossless.test_tensor_parallel import KINDS, MIXTURES, SIZES, config, passes
 from tests.refusals import refuses
 from tests.virtual_ranks import ranks_of, together
 
 pytestmark = [
-    pytest.mark.skipif(library() is None, reason="no native kernels here"),
+    needs_kernels,
     pytest.mark.xdist_group("stages"),
 ]
 

@@ -15,16 +15,16 @@ import pytest
 import outrider
 from services.verifier import service
 from services.verifier.config import TargetConfig
-from services.verifier.kernels.native.library import library
 from speculation.errors import NotBegun
 from tests.chaos.cells import ASKED
 from tests.chaos.test_other_weights import Both, broken_off, two_verifiers
 from tests.fakes import PLAIN
+from tests.kernels_here import needs_kernels
 from tests.layouts import Layout
 from tests.lossless import test_ranks_in_services as services
 from tests.lossless.test_lora_is_lossless import DRAFTED, PROMPTS, SAMPLING, asked, said, verifier
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no native kernels here")
+pytestmark = needs_kernels
 
 ROUNDED = "verifier.kv_cache_dtype=fp8"
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from services.verifier.config import Dtype, Kernels, TargetConfig, check_backends
-from services.verifier.kernels.native.library import library
 from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.loading.model_size import shape_of
 from services.verifier.model.slice import ModelSlice
@@ -19,6 +18,7 @@ from services.verifier.model.target_port import Prefix, Rows
 from services.verifier.service import arithmetic_of
 from speculation.errors import ConfigurationError
 from tests.attention_models import ARCHITECTURES, make_architecture
+from tests.kernels_here import needs_kernels
 from tests.lossless.test_tensor_parallel import SIZES, config, passes
 from tests.refusals import refuses
 from tests.stage_threads import launch_thread
@@ -26,7 +26,7 @@ from tests.tiny import make_tiny_model
 from tests.virtual_ranks import ranks_of, together
 
 pytestmark = [
-    pytest.mark.skipif(library() is None, reason="no native kernels here"),
+    needs_kernels,
     pytest.mark.xdist_group("stages"),
 ]
 TEXT = tuple(range(5, 95))

@@ -20,7 +20,6 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from services.model_files.weights.rounded_inputs import InputRounding, round_experts, roundings_of, unrounded
 from services.verifier.checks.exactness import is_exact
 from services.verifier.kernels import experts
-from services.verifier.kernels.native.library import library
 from services.verifier.loading.load_model import hollow_model, load_layers, load_whole
 from services.verifier.loading.rounding import round_entering
 from services.verifier.model.means import MEANS
@@ -30,6 +29,7 @@ from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from speculation.sources import STRATEGIES
 from tests.fakes import PLAIN
+from tests.kernels_here import needs_kernels
 from tests.lossless import test_tensor_parallel as parallel
 from tests.lossless.test_quantised_mixtures import make_random_mixture
 from tests.lossless.test_rounded_inputs import FILE, TEXT, of
@@ -126,7 +126,7 @@ def test_a_row_does_not_depend_on_others(form: str, mixture: Path, tmp_path: Pat
     assert any(name.endswith("gate_up_proj") for name in roundings_of(target._part.model))
 
 
-@pytest.mark.skipif(library() is None, reason="no C compiler here")
+@needs_kernels
 @pytest.mark.parametrize("form", ["w8a8_halves", "nvfp4", "mxfp4"])
 def test_ranks_and_blocks_have_the_bits_of_one_process(form: str, mixture: Path, tmp_path: Path) -> None:
     folder, _ = made_of(mixture, tmp_path, form)

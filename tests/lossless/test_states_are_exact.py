@@ -27,7 +27,7 @@ from services.verifier.recurrence.order import Order
 from services.verifier.recurrence.state_pool import StatePool
 from services.verifier.recurrence.walks import FROM_STATE
 from speculation.errors import ConfigurationError, Internal
-from tests.lossless.hybrids import DECAYING, KINDS, make_hybrid
+from tests.lossless.hybrids import DECAYING, KINDS, chain, close_all, make_hybrid, plainly, random_text
 from tests.refusals import refuses
 
 pytestmark = pytest.mark.xdist_group("hybrids")
@@ -56,27 +56,17 @@ def opened(target: TransformersTarget) -> Iterator[TransformersTarget]:
     """Nothing is open before a test, nor after it."""
     assert not target.blocks.owners
     yield target
-    for name in [*target.blocks._owners]:
-        target.close(name)
+    close_all(target)
 
 
 @pytest.fixture(scope="module")
 def text(target: TransformersTarget) -> list[int]:
-    source = random.Random(1)
-    return [source.randrange(1, target.vocab_size) for _ in range(LENGTH)]
+    return random_text(target, LENGTH)
 
 
 @pytest.fixture(scope="module")
 def alone(target: TransformersTarget, text: list[int]) -> torch.Tensor:
-    """Logits of plain decoding, one token per pass: [LENGTH, vocabulary]."""
-    assert target.open("alone", LENGTH)
-    made = torch.cat([target.forward([chain("alone", at, text[at : at + 1])])[0] for at in range(LENGTH)])
-    target.close("alone")
-    return made
-
-
-def chain(name: str, context: int, tokens: list[int]) -> Rows:
-    return Rows(request_id=name, context=context, tokens=tuple(tokens), logits=len(tokens))
+    return plainly(target, text)
 
 
 @pytest.mark.parametrize("size", [2, 7, 64, LENGTH])

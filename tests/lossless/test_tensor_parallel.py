@@ -43,7 +43,6 @@ from services.model_files.weights.stored_blocks import StoredBlocks
 from services.verifier.attention.calls import TILE
 from services.verifier.config import TargetConfig, check_backends
 from services.verifier.kernels.native.layer_kernel import FusedLayer
-from services.verifier.kernels.native.library import library
 from services.verifier.loading import cut_layers
 from services.verifier.model import fused_layers
 from services.verifier.model.slice import ModelSlice
@@ -51,6 +50,7 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import ConfigurationError, TargetLost
+from tests.kernels_here import needs_kernels
 from tests.lossless import test_stages as whole_target
 from tests.refusals import refuses
 from tests.service import pipeline
@@ -60,7 +60,7 @@ from tests.tiny_gguf import Q4_K_M, WIDE, make_tiny_gguf
 from tests.virtual_ranks import ranks_of, together
 
 pytestmark = [
-    pytest.mark.skipif(library() is None, reason="no native kernels here"),
+    needs_kernels,
     # One process, since they count the processes that they start.
     pytest.mark.xdist_group("stages"),
 ]

@@ -5,7 +5,6 @@ Faults are planted where a target meets the kernels, and must be seen here and a
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from services.verifier.recurrence import walks
 from services.verifier.recurrence.state_pool import StatePool
 from services.verifier.recurrence.walks import HERE, Walked, WalkStep
 from speculation.errors import ConfigurationError
-from tests.lossless.hybrids import make_hybrid
+from tests.lossless.hybrids import chain, close_all, make_hybrid, plainly, random_text
 from tests.refusals import refuses
 from tests.triton_interpreter import hopper
 
@@ -62,28 +61,18 @@ def target(folder: Path) -> TransformersTarget:
 def opened(target: TransformersTarget) -> Iterator[TransformersTarget]:
     """Nothing is open before a test, nor after it, and nothing is shared."""
     yield target
-    for name in [*target.blocks._owners]:
-        target.close(name)
+    close_all(target)
     target.blocks.forget_all()
 
 
 @pytest.fixture(scope="module")
 def text(target: TransformersTarget) -> list[int]:
-    source = random.Random(1)
-    return [source.randrange(1, target.vocab_size) for _ in range(LENGTH)]
+    return random_text(target, LENGTH)
 
 
 @pytest.fixture(scope="module")
 def alone(target: TransformersTarget, text: list[int]) -> torch.Tensor:
-    """Logits of plain decoding, one token per pass: [LENGTH, vocabulary]."""
-    assert target.open("alone", LENGTH)
-    made = torch.cat([target.forward([chain("alone", at, text[at : at + 1])])[0] for at in range(LENGTH)])
-    target.close("alone")
-    return made
-
-
-def chain(name: str, context: int, tokens: list[int]) -> Rows:
-    return Rows(request_id=name, context=context, tokens=tuple(tokens), logits=len(tokens))
+    return plainly(target, text)
 
 
 def tree(text: list[int], at: int) -> tuple[Rows, list[int]]:

@@ -14,18 +14,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.verifier.config import TargetConfig
-from services.verifier.kernels.native.library import library
 from services.verifier.model import fused_layers
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
 from speculation.errors import ConfigurationError
+from tests.kernels_here import needs_kernels
 from tests.lora import WEIGHTS, make_adapter
 from tests.lossless.hybrids import make_hybrid
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
 pytestmark = [
-    pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here"),
+    needs_kernels,
     pytest.mark.xdist_group("uno"),
 ]
 

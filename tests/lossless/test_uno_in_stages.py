@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from services.verifier.checks.noise_guesses import guess_behind_noise
-from services.verifier.kernels.native.library import library
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.orders import Orders
 from speculation.errors import ConfigurationError
+from tests.kernels_here import needs_kernels
 from tests.lora import ALL, CONFIG, make_adapter, read_config, write_config
 from tests.lossless import test_tensor_parallel as parallel
 from tests.lossless.test_lora_in_stages import config
@@ -26,7 +26,7 @@ from tests.stage_threads import parts_noted, targets_of_ranks
 from tests.tiny import make_tiny_model
 
 pytestmark = [
-    pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here"),
+    needs_kernels,
     pytest.mark.xdist_group("uno"),
 ]
 

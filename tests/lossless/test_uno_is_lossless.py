@@ -15,13 +15,13 @@ from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.service import DrafterService
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
-from services.verifier.kernels.native.library import library
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.service import VerifierService
 from speculation.types import Plan
 from tests.draft_links import linked
 from tests.fakes import PLAIN, collect, origin, request
+from tests.kernels_here import needs_kernels
 from tests.lora import ALL, make_adapter
 from tests.lossless.test_strategies import PROMPTS
 from tests.lossless.test_tensor_parallel import SIZES
@@ -29,7 +29,7 @@ from tests.stage_forks import launch_fork
 from tests.tiny import make_tiny_model
 
 pytestmark = [
-    pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here"),
+    needs_kernels,
     pytest.mark.xdist_group("uno"),
 ]
 

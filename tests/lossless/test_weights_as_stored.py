@@ -31,8 +31,16 @@ from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import ALIKE, DRAWN, FEW_BITS, Q4_K_M, WIDE, make_tiny_gguf
 
-MIXED = {"attn_q": "Q4_1", "attn_k": "Q4_1", "attn_v": "Q8_0", "attn_output": "Q4_0", "ffn": "Q4_1", "token_embd": "Q8_0"}
-MIXED = {"attn_norm": "F32", "ffn_norm": "F32", **MIXED}
+MIXED = {
+    "attn_norm": "F32",
+    "ffn_norm": "F32",
+    "attn_q": "Q4_1",
+    "attn_k": "Q4_1",
+    "attn_v": "Q8_0",
+    "attn_output": "Q4_0",
+    "ffn": "Q4_1",
+    "token_embd": "Q8_0",
+}
 TEXT = tuple(range(5, 45))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from training.shards import DataManifest
+    from training.data_manifest import DataManifest
 
 
 @pytest.fixture(scope="session")

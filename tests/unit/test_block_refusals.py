@@ -15,7 +15,7 @@ from speculation import limits
 from speculation.errors import ConfigurationError
 from tests import block_checkpoints as made
 from tests.block_checkpoints import DEPTH
-from tests.head_checkpoints import HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers
+from tests.head_checkpoints import HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers, tensor
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
@@ -31,16 +31,6 @@ def config(**fields: Any) -> Callable[[HeadCheckpoint], object]:
 
 def nested(**fields: Any) -> Callable[[HeadCheckpoint], object]:
     return lambda checkpoint: checkpoint.config["dflash_config"].update(fields)
-
-
-def tensor(name: str, value: torch.Tensor | None) -> Callable[[HeadCheckpoint], object]:
-    def change(checkpoint: HeadCheckpoint) -> None:
-        if value is None:
-            del checkpoint.tensors[name]
-        else:
-            checkpoint.tensors[name] = value
-
-    return change
 
 
 @pytest.mark.parametrize(

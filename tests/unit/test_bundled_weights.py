@@ -24,7 +24,8 @@ from services.drafter import service
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.service import DrafterService
-from services.router.strategies import StrategyConfig, make_plan, served
+from services.router.plans import make_plan
+from services.router.strategies import StrategyConfig, served
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from tests.model_source import ModelDouble

@@ -14,7 +14,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.drafter.heads.canary import heads as canary
-from services.drafter.heads.canary.texts import TEXTS, CanaryText, layers_to_record, read_texts, record_texts, save_texts
+from services.drafter.heads.canary import verdict
+from services.drafter.heads.canary.texts import (
+    TEXTS,
+    CanaryText,
+    layers_to_record,
+    read_texts,
+    record_texts,
+    save_texts,
+    shown_layers,
+)
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_config import FINAL, Family, TargetShape, head_for
 from services.drafter.heads.files.target_rows import TargetRows, read_target_rows, read_target_shape
@@ -90,7 +99,7 @@ class Trial:
         ]
         return torch.stack(losses).sum()
 
-    def check(self, head: StateHead) -> canary.CanaryResult:
+    def check(self, head: StateHead) -> verdict.CanaryResult:
         return canary.check(head, self.texts, self.shape, "HEAD")
 
 
@@ -123,7 +132,7 @@ def test_a_head_that_guesses_in_parallel_is_judged_by_its_masks(trial: Trial) ->
     # Layers that are counted from one, and from two below.
     for by in (1, -1):
         wrong = changed(head, state_layers=tuple(layer + by for layer in INNER.layers))
-        with refuses(ConfigurationError, says=f"it wants the states of {canary.shown_layers(INNER.layers)}, not of"):
+        with refuses(ConfigurationError, says=f"it wants the states of {shown_layers(INNER.layers)}, not of"):
             trial.check(wrong)
     # States of the position beside.
     for by, place in ((1, "one position earlier"), (-1, "of the token's own position")):
@@ -137,7 +146,7 @@ def test_a_head_that_guesses_in_parallel_is_judged_by_its_masks(trial: Trial) ->
 @pytest.mark.parametrize("family", ["eagle", "fspad", "eagle3"])
 def test_a_head_that_does_what_it_was_trained_for_passes(trial: Trial, family: Family) -> None:
     result = trial.check(trial.head(family, INNER if family == "eagle3" else RIGHT))
-    assert result.guesses >= canary.LEAST
+    assert result.guesses >= verdict.LEAST
     assert result.first > 0.9 and result.second > 0.9
     assert result.likely_fault is None
 
@@ -190,12 +199,12 @@ def test_a_wrong_flag_is_named(trial: Trial, caplog: pytest.LogCaptureFixture) -
 
 def test_a_head_that_helps_a_little_is_refused_where_a_fault_explains_it() -> None:
     """A shifted head is right now and then."""
-    found = canary.CanaryResult(
+    found = verdict.CanaryResult(
         guesses=100, first=0.1, second=0.0, likely_fault="its rows are shifted by one (45 % that way)"
     )
     with refuses(ConfigurationError, field="HEAD"):
-        canary.judge(found, "HEAD")
-    assert canary.judge(replace(found, first=0.4), "HEAD").first == 0.4
+        verdict.judge(found, "HEAD")
+    assert verdict.judge(replace(found, first=0.4), "HEAD").first == 0.4
 
 
 @pytest.mark.parametrize(("recorded", "doubted"), [(None, True), (0.2, False), (0.6, True)])
@@ -206,7 +215,7 @@ def test_a_weak_head_that_is_as_good_as_its_record_is_not_doubted(
         record = {"evaluation": {"domains": {"all": {"agreement": [recorded, 0.1]}}}}
         (tmp_path / "training.json").write_text(json.dumps(record))
     with caplog.at_level(logging.WARNING):
-        canary.judge(canary.CanaryResult(guesses=100, first=0.19, second=0.1), str(tmp_path))
+        verdict.judge(verdict.CanaryResult(guesses=100, first=0.19, second=0.1), str(tmp_path))
     assert ("helps little" in caplog.text) == doubted
 
 
@@ -224,7 +233,7 @@ def test_a_weak_head_is_doubted(trial: Trial, caplog: pytest.LogCaptureFixture) 
         text.tokens[wrong] = (text.tokens[wrong] + 1) % 320
     with caplog.at_level(logging.WARNING):
         result = canary.check(head, texts, trial.shape, "HEAD")
-    assert canary.USELESS < result.first < canary.DOUBTFUL
+    assert verdict.USELESS < result.first < verdict.DOUBTFUL
     assert "the head at HEAD helps little" in caplog.text
 
 

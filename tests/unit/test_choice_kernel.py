@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,19 +15,17 @@ import pytest
 import torch
 
 from services.verifier.choosing.walks import ChoicePoint, RequestState
-from services.verifier.kernels.native import library as compiling
 from services.verifier.kernels.native.choice_kernel import UNDECIDED, ChoiceKernel
-from services.verifier.kernels.native.library import Library, instruction_sets, library
+from services.verifier.kernels.native.library import Library
 from services.verifier.model.target_port import Sampling
 from speculation.choose import choose
 from speculation.philox import NoiseStream, uniforms
 from speculation.types import SamplingParams
 from tests.choices import EOS, NONE, check_all, outcomes, random_case, random_logits, random_params
-from tests.kernels_here import SETS, all_here, kernels_of
+from tests.kernels_here import SETS, all_here, kernels_of, planted_kernels
 
 # What choose.c says; the lead that a token must have over the next is ten times as large.
 NOISE_ERROR = 1e-5
-SOURCES = Path(compiling.__file__).parent
 
 
 @pytest.fixture(params=SETS)
@@ -173,20 +169,10 @@ WRONG = {
 @pytest.mark.examples(3)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_kernel_is_caught(wrong: str, tmp_path: Path) -> None:
-    compiler, names = shutil.which("cc"), instruction_sets()
-    if compiler is None or not names or library(names[-1]) is None:
-        pytest.skip("nothing can be compiled or run here")
-    right, planted = WRONG[wrong]
-    source = (SOURCES / "choose.c").read_text()
-    assert source.count(right) == 1
-    (tmp_path / "choose.c").write_text(source.replace(right, planted))
-    made = str(tmp_path / "wrong.so")
-    flags = [*compiling._FLAGS, *compiling._FLAGS_OF[names[-1]], "-O1", f"-I{SOURCES}", "-shared", "-nostdlib"]
     # Choosers also look for the kernel that finds the likeliest ids.
-    sources = [str(tmp_path / "choose.c"), str(SOURCES / "likeliest.c")]
-    subprocess.run([compiler, *flags, *sources, "-o", made], check=True)
+    planted = planted_kernels("choose.c", WRONG[wrong], tmp_path, beside=["likeliest.c"])
     with pytest.raises(AssertionError):
-        check_all(range(8), Library(name=names[-1], digest="", functions=ctypes.CDLL(made)))
+        check_all(range(8), planted)
 
 
 def test_all_parameters_at_once(kernels: Library) -> None:

@@ -84,7 +84,7 @@ def test_an_unknown_name_suggests_a_known_one(tmp_path: Path, name: str, meant: 
 
 
 def test_the_clients_api_key_is_no_setting() -> None:
-    load(None, (), {"OUTRIDER_API_KEY": "x"})
+    assert load(None, (), {"OUTRIDER_API_KEY": "x"}) == load(None, (), {})
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

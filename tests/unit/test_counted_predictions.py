@@ -11,8 +11,9 @@ import torch
 
 from tests.training_data import open_tiny
 from training.batches import randomness
+from training.data_manifest import DataManifest
 from training.recipe import load_recipe
-from training.shards import DataManifest, TrainingSequence, read_shards
+from training.shards import TrainingSequence, read_shards
 
 RECIPES = {"fspad": {"answer_only": 0.0, "unroll_from": 1.0}, "draft_model": {"layers": [0]}}
 SIZE = 150

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from services.router.detokenizer import Detokenizer
 from services.router.named_templates import ChatTemplates
 from services.router.tokenizer_file import FileTokenizer
-from services.router.tokens import Detokenizer, Tokens
+from services.router.tokens import Tokens
 
 NO_TEMPLATES = ChatTemplates({}, {})
 

@@ -19,7 +19,6 @@ from services.drafter.draft_model.language_model import LanguageModel
 from services.drafter.draft_model.source import DraftModelSource
 from services.model_files.weights.stored_blocks import StoredLinear, quantized
 from services.verifier.attention.calls import Call
-from services.verifier.kernels.native.library import library
 from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.loading.cut_output import cut_output
 from services.verifier.model.side_model import SideModel
@@ -28,10 +27,11 @@ from speculation.tree import ROOT
 from speculation.types import TokenTree
 from tests.draft_model_sessions import PROMPT, VOCAB, commit, opened, same, source_of, wanted
 from tests.draft_models import draft_beside, make_tiny_draft
+from tests.kernels_here import needs_kernels
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no native kernels on this machine")
+pytestmark = needs_kernels
 
 
 def by_both(target: Path, draft: Path | None = None, **trained: object) -> tuple[DraftModelSource, DraftModelSource]:

@@ -9,16 +9,8 @@ import pytest
 
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
-from training.shards import (
-    DataManifest,
-    DataSampling,
-    DataTarget,
-    TrainingSequence,
-    read_data_manifest,
-    read_shards,
-    write_manifest,
-    write_shard,
-)
+from training.data_manifest import DataManifest, DataSampling, DataTarget, read_data_manifest, write_manifest
+from training.shards import TrainingSequence, read_shards, write_shard
 from training.vocabulary import RECORD, TENSORS, build_vocabulary, choose_ids, read_vocabulary, write_vocabulary
 
 VOCAB, EOS = 100, 97

@@ -243,13 +243,6 @@ def test_trained_output_rows_take_no_others_beside_them(tmp_path: Path, target: 
     assert load_head(made.eagle3().write(tmp_path), target).beyond([0, 1, 2]) is None
 
 
-def test_a_draft_vocabulary_can_be_given(tmp_path: Path, target: Path) -> None:
-    ids = torch.tensor([5, 9, 200])
-    head = load_head(made.eagle().write(tmp_path), target, draft_ids=ids)
-    assert head.logits(torch.zeros(1, HIDDEN), head.vocabulary).shape == (1, 3)
-    assert head.vocabulary.ids.tolist() == ids.tolist()
-
-
 @pytest.mark.parametrize("name", ["eagle", "hass", "fspad", "alignment", "eagle3"])
 def test_a_saved_head_is_the_same_head(tmp_path: Path, target: Path, name: str) -> None:
     kinds = {

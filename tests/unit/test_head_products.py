@@ -23,18 +23,17 @@ from services.drafter.sessions.known_states import KnownStates
 from services.drafter.sources.catalogue import make_source
 from services.drafter.sources.interfaces import DraftWanted, ModelSource
 from services.model_files.weights.stored_blocks import StoredBlocks, Weight, quantized, stored_as
-from services.verifier.kernels.native.library import library
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from speculation.types import Features, TokenTree
 from tests import block_checkpoints, head_checkpoints
 from tests.head_checkpoints import HIDDEN, LAYERS, HeadCheckpoint
+from tests.kernels_here import needs_kernels
 from tests.mtp_layers import alone
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from tests.trained_heads import make_head, make_medusa, make_streams
 
-needs_kernels = pytest.mark.skipif(library() is None, reason="no native kernels on this machine")
 TEXT = (17, 5, 40, 41, 8, 9, 250)
 NODES = 12
 # Makes a checkpoint for a target in a folder.

@@ -19,7 +19,7 @@ from services.drafter.heads.files.kinds import inspect
 from services.model_files.folder import tokenizer_digest
 from speculation.errors import ConfigurationError
 from tests import head_checkpoints as made
-from tests.head_checkpoints import DRAFTED, HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers
+from tests.head_checkpoints import DRAFTED, HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers, tensor
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from training.convert_pickles import convert
@@ -32,16 +32,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(**fields: Any) -> Callable[[HeadCheckpoint], None]:
     return lambda checkpoint: checkpoint.config.update(fields)
-
-
-def tensor(name: str, value: torch.Tensor | None) -> Callable[[HeadCheckpoint], None]:
-    def change(checkpoint: HeadCheckpoint) -> None:
-        if value is None:
-            del checkpoint.tensors[name]
-        else:
-            checkpoint.tensors[name] = value
-
-    return change
 
 
 def proposal(**fields: Any) -> Callable[[HeadCheckpoint], None]:
@@ -187,7 +177,12 @@ def test_lilicorr_is_refused_by_name(tmp_path: Path, target: Path) -> None:
 def test_dynamic_rope_is_served_within_the_heads_own_context(tmp_path: Path, target: Path) -> None:
     checkpoint = made.eagle(rope_scaling={"type": "dynamic", "factor": 2.0})
     checkpoint.config["max_position_embeddings"] = 512
-    load_head(checkpoint.write(tmp_path), target)
+    head = load_head(checkpoint.write(tmp_path / "dynamic"), target)
+    plain = load_head(made.eagle().write(tmp_path / "plain"), target)
+    assert head.config.rope["rope_type"] == "dynamic"
+    positions = torch.arange(512)[None]
+    turned = [each._rotary.factors(positions, torch.float32) for each in (head, plain)]
+    assert all(map(torch.equal, *turned))
 
 
 def test_a_damaged_file_is_one_line(tmp_path: Path, target: Path) -> None:

@@ -18,9 +18,9 @@ from services.drafter.heads.medusa.files import load_medusa
 from services.drafter.heads.streams.files import load_streams
 from services.model_files.weights.files import WeightFiles, quantize_folder
 from services.model_files.weights.stored_blocks import StoredBlocks
-from services.verifier.kernels.native.library import library
 from tests.draft_model_sessions import PROMPT, opened, same, source_of, wanted
 from tests.draft_models import make_tiny_draft
+from tests.kernels_here import needs_kernels
 from tests.tiny import make_tiny_model
 from tests.trained_heads import make_head, make_medusa, make_streams
 
@@ -57,7 +57,7 @@ def test_each_kind_of_checkpoint(tmp_path: Path, family: str) -> None:
     assert (left.source, left.layers, left.numbers) == (right.source, right.layers, right.numbers)
 
 
-@pytest.mark.skipif(library() is None, reason="no native kernels on this machine")
+@needs_kernels
 def test_a_draft_model_computes_with_its_blocks(tiny_model: Path, tmp_path: Path) -> None:
     """The same drafts as from the floats that the blocks stand for."""
     blocks = in_blocks(make_tiny_draft(tiny_model, tmp_path / "draft"), tmp_path / "blocks")

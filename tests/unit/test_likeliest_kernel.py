@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from services.verifier.kernels.native import library as compiling
-from services.verifier.kernels.native.library import Library, instruction_sets, library
+from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
-from tests.kernels_here import SETS, kernels_of
+from tests.kernels_here import SETS, kernels_of, planted_kernels
 
-SOURCE = Path(compiling.__file__).parent / "likeliest.c"
 SIZES = (1, 15, 63, 64, 65, 200, 1000, 49152)
 
 
@@ -80,15 +75,6 @@ WRONG = {
 @pytest.mark.examples(5)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_kernel_is_caught(wrong: str, tmp_path: Path) -> None:
-    compiler, names = shutil.which("cc"), instruction_sets()
-    if compiler is None or not names or library(names[-1]) is None:
-        pytest.skip("nothing can be compiled or run here")
-    right, planted = WRONG[wrong]
-    source = SOURCE.read_text()
-    assert source.count(right) == 1
-    (tmp_path / "likeliest.c").write_text(source.replace(right, planted))
-    made = str(tmp_path / "wrong.so")
-    flags = [*compiling._FLAGS, *compiling._FLAGS_OF[names[-1]], "-O1", f"-I{SOURCE.parent}", "-shared", "-nostdlib"]
-    subprocess.run([compiler, *flags, str(tmp_path / "likeliest.c"), "-o", made], check=True)
+    planted = planted_kernels("likeliest.c", WRONG[wrong], tmp_path)
     with pytest.raises(AssertionError):
-        check(Library(name=names[-1], digest="", functions=ctypes.CDLL(made)))
+        check(planted)

@@ -11,10 +11,11 @@ from benchmarks.bench.contestants import check_names
 from benchmarks.peers import peer_outrider
 from services.api.messages import ClientRequest, RequestedSampling
 from services.router.drafters import TrainedDrafter
+from services.router.plans import make_plan
 from services.router.rules.facts import Facts
 from services.router.rules.first_match import planned
 from services.router.rules.reading import read_rules
-from services.router.strategies import StrategyConfig, make_plan
+from services.router.strategies import StrategyConfig
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.sources import LISTED, STRATEGIES

@@ -20,7 +20,8 @@ from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter.heads.eagle.source import FeatureSource, TreeForm
 from services.drafter.heads.files.kinds import Checkpoint
 from services.drafter.sources.catalogue import make_source
-from services.router.strategies import StrategyConfig, make_plan, served
+from services.router.plans import make_plan
+from services.router.strategies import StrategyConfig, served
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.sources import WHERE_TRAINED
 from speculation.types import Plan

@@ -16,12 +16,13 @@ from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.service import DrafterService
 from services.router.comparisons import plan_comparisons
 from services.router.drafters import TrainedDrafter, suited_to, usable_by
+from services.router.plans import make_plan
 from services.router.rules.conditions import read_conditions
 from services.router.rules.facts import Facts
 from services.router.rules.fields import Field
 from services.router.rules.first_match import planned, tried_rules
 from services.router.rules.reading import read_rules
-from services.router.strategies import StrategyConfig, check_default, make_plan, served
+from services.router.strategies import StrategyConfig, check_default, served
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import DraftFailure, OpenSession
 from speculation.sources import kind_of, runs_model, source_of, spec_of

@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from services.api.messages import ClientRequest, RequestedSampling
 from services.links.in_process import InProcessDraftLink
-from services.router.strategies import StrategyConfig, make_plan
+from services.router.plans import make_plan
+from services.router.strategies import StrategyConfig
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.loop import DecodingLoop

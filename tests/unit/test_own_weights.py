@@ -12,12 +12,13 @@ from speculation.errors import ConfigurationError
 from tests.draft_model_sessions import PROMPT, source_of
 from tests.refusals import refuses
 from tests.training_data import open_tiny
+from training.data_manifest import DataManifest, write_manifest
 from training.evaluate import tree_taus
 from training.export import export_run
 from training.learner import trained
 from training.open_run import OpenedModel, TrainingTarget, fresh_state
 from training.recipe import LayersRecipe, load_recipe
-from training.shards import DataManifest, read_shards, write_manifest
+from training.shards import read_shards
 from training.snapshots import write_snapshot
 from training.vocabulary import write_vocabulary
 from training.warm_start import start_from

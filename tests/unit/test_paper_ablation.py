@@ -22,9 +22,9 @@ from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 from tests.unit.test_papers import Counting, folder, row, section, silent
 from training.data_folder import weights_digest
+from training.data_manifest import DataManifest, write_manifest
 from training.export import EVALUATION
 from training.recipe import load_recipe
-from training.shards import DataManifest, write_manifest
 from training.snapshots import RunState, find_snapshot, write_snapshot
 
 RECIPES = ("eagle_matched", "fspad_alignment_only", "fspad_sampler_only", "fspad")

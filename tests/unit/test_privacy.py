@@ -25,7 +25,8 @@ from services.api.http.responses.stored_responses import ResponsesInMemory
 from services.api.messages import ClientRequest, Completion, RequestedSampling, TextChunk, Timing
 from services.privacy.config import Privacy
 from services.privacy.even_router import EvenRouter
-from services.router.strategies import StrategyConfig, make_plan
+from services.router.plans import make_plan
+from services.router.strategies import StrategyConfig
 from speculation.errors import InvalidArgument, Unavailable
 from speculation.types import FinishReason, Report, SpeculationStats
 from tests.refusals import refuses

@@ -10,8 +10,9 @@ import pytest
 
 from services.router.config import RouterConfig
 from services.router.drafters import TrainedDrafter, as_drafter, registered
+from services.router.plans import make_plan
 from services.router.rules.rule_book import RuleBook
-from services.router.strategies import StrategyConfig, check_default, make_plan, served
+from services.router.strategies import StrategyConfig, check_default, served
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.registered_models import RegisteredModels
 from speculation.errors import ConfigurationError, InvalidArgument

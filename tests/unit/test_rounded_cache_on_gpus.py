@@ -21,12 +21,13 @@ from services.verifier.kernels.triton.tree_pass import TritonBuckets
 from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
+from tests.kernels_here import needs_kernels
 from tests.refusals import refuses
 from tests.triton_interpreter import hopper
 from tests.unit import test_rounded_cache as on_cpus
 from tests.unit.test_decoder_layer import TAKEN, TREE, Served
 from tests.unit.test_rounded_cache import PARENTS, random_rows
-from tests.unit.test_triton_attention import CALLS, Text, a_call, rows_of, tree_in
+from tests.unit.test_triton_attention import CALLS, Text, a_call, bits_in_every_packing, rows_of, tree_in
 
 pytestmark = pytest.mark.exhaustive
 
@@ -86,7 +87,7 @@ def test_attention_reads_what_is_rounded(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(numbers.to(dtype)[1], wanted[1])
 
 
-@pytest.mark.skipif(library() is None, reason="no native kernels here")
+@needs_kernels
 @pytest.mark.parametrize("value_size", [32, 48])
 def test_bytes_and_scales_are_those_of_a_cpu(value_size: int) -> None:
     call = Call(entry=0, heads=4, kv_heads=2, key_size=32, value_size=value_size, scale=32**-0.5)
@@ -143,18 +144,7 @@ class RoundedText(Text):
 @pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ["three queries", "heads of 128, window", "soft cap and sinks", "bfloat16"])
 def test_trees_and_prompts_give_the_bits_of_plain_rows(name: str) -> None:
-    """Across a border of tiles; alone, in a chunk, and in a tree beside another request and padding."""
-    text = RoundedText(a_call(), 76, torch.bfloat16) if name == "bfloat16" else RoundedText(CALLS[name], 76)
-    some = [58, 61, 63, 64, 65, 69]
-    alone = text.alone(some)
-    text.open("tree", 58)
-    text.open("chunk", 0)
-    chunk = text.run([rows_of("chunk", 0, 76)], range(76))
-    rows, shown, path = tree_in(text, 58, 11, seed=3)
-    together = text.run([rows_of("chunk", 40, 3), rows], [40, 41, 42, *shown], rows=40)
-    assert torch.equal(chunk[some], alone)
-    assert torch.equal(together[[3 + path[position - 58] for position in some]], alone)
-    assert torch.equal(together[:3], chunk[40:43])
+    bits_in_every_packing(RoundedText(a_call(), 76, torch.bfloat16) if name == "bfloat16" else RoundedText(CALLS[name], 76))
 
 
 def test_across_the_border_of_segments() -> None:

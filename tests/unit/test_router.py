@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from services.api.messages import ChatMessage, ClientRequest, RequestedSampling
 from services.router.answer import Answer, StopStrings
 from services.router.drafters import TrainedDrafter
-from services.router.strategies import StrategyConfig, check_default, make_plan
+from services.router.plans import make_plan
+from services.router.strategies import StrategyConfig, check_default
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import Progress

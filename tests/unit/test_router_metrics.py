@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typing_extensions import override
 
 from services.access.gate import open_gate
 from services.access.key_records import hash_key
@@ -26,10 +27,11 @@ from speculation.errors import (
     Unavailable,
 )
 from speculation.types import FinishReason, SpeculationStats
+from tests.router_stub import RouterStub
 from tests.unit.test_metrics import of, told
 
 
-class Answering:
+class Answering(RouterStub):
     """A router that answers with ``events``, then raises ``error`` if there is one."""
 
     def __init__(self, *events: TextChunk | Completion, error: BaseException | None = None) -> None:
@@ -37,6 +39,7 @@ class Answering:
         self.error = error
         self.closed = 0
 
+    @override
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         try:
             for event in self.events:
@@ -46,33 +49,25 @@ class Answering:
         finally:
             self.closed += 1
 
+    @override
     async def models(self, tenant: str | None = None) -> list[ModelCard]:
         return []
 
-    async def load_adapter(self, name: str, folder: str) -> None:
-        raise NotImplementedError
-
-    async def unload_adapter(self, name: str) -> None:
-        raise NotImplementedError
-
+    @override
     async def forget(self, tenant: str) -> None:
         pass
 
+    @override
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
         return ()
 
+    @override
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         return ""
 
+    @override
     async def ready(self) -> bool:
         return self.error is None
-
-
-ASKED = ClientRequest(input="secret words", sampling=RequestedSampling(max_tokens=7), tenant="somebody", request_id="mine")
-
-
-ASKED = ClientRequest(input="secret words", sampling=RequestedSampling(max_tokens=7), tenant="somebody", request_id="mine")
-PIECE = TextChunk(text="ab", token_ids=(1, 2))
 
 
 ASKED = ClientRequest(input="secret words", sampling=RequestedSampling(max_tokens=7), tenant="somebody", request_id="mine")

@@ -19,9 +19,10 @@ from services.model_files.folder import read_json
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 from tests.training_data import open_tiny
+from training.data_manifest import DataManifest
 from training.open_run import OpenedModel
 from training.recipe import load_recipe
-from training.shards import DataManifest, read_shards
+from training.shards import read_shards
 
 SMALL = {"stream_layers": 1, "streams": 2, "anchors": 1.0, "rank": 4, "precision": "float32", "micro_rows": 200}
 

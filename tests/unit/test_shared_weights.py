@@ -17,15 +17,13 @@ from services.drafter.draft_model.source import DraftModelSource
 from services.drafter.heads.files.kinds import inspect
 from services.model_files.weights.files import WeightFiles, quantize_folder
 from services.model_files.weights.headers import check_weights, read_shapes
-from services.verifier.kernels.native.library import library
 from speculation.errors import ConfigurationError
 from tests.draft_model_sessions import PROMPT, opened, refused, same, source_of, wanted
 from tests.draft_models import make_sharing_draft
+from tests.kernels_here import needs_kernels
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from training.recipe import LayersRecipe
-
-ONLY_ON_KERNELS = pytest.mark.skipif(library() is None, reason="no native kernels on this machine")
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "two matrices"])
@@ -52,7 +50,7 @@ def test_its_files_hold_its_own_weights_alone(models: tuple[Path, Path, Path]) -
     assert inspect(own, None).source == "draft_model"
 
 
-@pytest.mark.parametrize("kernels", [pytest.param(True, marks=ONLY_ON_KERNELS), False])
+@pytest.mark.parametrize("kernels", [pytest.param(True, marks=needs_kernels), False])
 def test_the_same_logits_as_the_whole_model(models: tuple[Path, Path, Path], kernels: bool) -> None:
     target, whole, own = models
     by = {"draft_kernels": by_kernels} if kernels else {}
@@ -62,7 +60,7 @@ def test_the_same_logits_as_the_whole_model(models: tuple[Path, Path, Path], ker
     assert one is not None and other is not None and len(one) and same(one, other)
 
 
-@ONLY_ON_KERNELS
+@needs_kernels
 def test_kernels_and_torch_agree_on_blocks(models: tuple[Path, Path, Path], tmp_path: Path) -> None:
     target, _, own = models
     blocks = Path(shutil.copytree(own, tmp_path / "blocks"))

@@ -18,9 +18,9 @@ from services.drafter.heads.blocks.drafter import BlockDrafter
 from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.blocks.source import BlockSource
 from services.drafter.heads.blocks.whole_texts import blocks_of
-from services.drafter.heads.canary.heads import USELESS
 from services.drafter.heads.canary.texts import layers_to_record, record_texts
 from services.drafter.heads.canary.trial import open_trial
+from services.drafter.heads.canary.verdict import USELESS
 from services.drafter.heads.files.target_rows import read_target_shape
 from speculation import limits
 from speculation.errors import ConfigurationError
@@ -28,12 +28,13 @@ from tests.recipe_runs import exported, smoke_run
 from tests.refusals import refuses
 from tests.training_data import open_tiny
 from training.block_writing import BlockLayout
+from training.data_manifest import DataManifest
 from training.export import export_run
 from training.learner import trained
 from training.losses import output_rows
 from training.open_run import OpenedModel, TrainingTarget
 from training.recipe import load_recipe
-from training.shards import DataManifest, read_shards
+from training.shards import read_shards
 from training.tree_replay import passes_of
 from training.warm_start import start_from
 

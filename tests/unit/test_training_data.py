@@ -25,11 +25,12 @@ from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from training import generate, shards
 from training.data_folder import DataOptions, encode_prompts
+from training.data_manifest import FILE, read_data_manifest
 from training.generate import UNDER_WAY
 from training.observed_target import _as_float16, load_target, plain_decoding
 from training.own_prompts import end_of_turn
 from training.prompt_files import read_prompts
-from training.shards import FILE, Shards, read_data_manifest, read_shards
+from training.shards import Shards, read_shards
 from training.tasks import tasks_of
 
 # One process, since the model and the data are shared.

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.drafter.heads.canary.heads import USELESS
 from services.drafter.heads.canary.texts import layers_to_record, record_texts
 from services.drafter.heads.canary.trial import open_trial
+from services.drafter.heads.canary.verdict import USELESS
 from services.drafter.heads.eagle.head import causal
 from services.drafter.heads.eagle.source import FeatureSource
 from services.drafter.heads.files.head_files import load_head
@@ -21,9 +21,10 @@ from tests.recipe_runs import exported, smoke_run
 from tests.refusals import refuses
 from tests.training_data import make_tiny_data, open_tiny
 from training.batches import head_rows
+from training.data_manifest import DataManifest
 from training.open_run import OpenedModel
 from training.recipe import load_recipe
-from training.shards import DataManifest, read_shards
+from training.shards import read_shards
 from training.tree_replay import passes_of
 
 pytestmark = pytest.mark.exhaustive

@@ -19,6 +19,7 @@ from speculation.errors import ConfigurationError
 from speculation.types import EMPTY_TREE, TokenTree
 from tests.refusals import refuses
 from tests.training_data import make_tiny_data, open_tiny
+from training.data_manifest import DataManifest, write_manifest
 from training.evaluate import quick_score
 from training.export import export_run
 from training.fitted_streams import LowRankFit, fit_start
@@ -26,7 +27,7 @@ from training.learner import trained
 from training.open_run import OpenedModel, TrainingTarget, fresh_state
 from training.optimizer import Optimizer
 from training.recipe import load_recipe
-from training.shards import DataManifest, read_shards, write_manifest
+from training.shards import read_shards
 from training.trainer import RunLimits, Trainer
 from training.tree_replay import passes_of
 from training.vocabulary import write_vocabulary

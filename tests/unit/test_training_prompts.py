@@ -17,9 +17,10 @@ from tests.data_runs import OPTIONS, TASKS, make, make_model, write_prompts
 from tests.refusals import refuses
 from training import own_prompts
 from training.data_folder import DataOptions, encode_prompts
+from training.data_manifest import read_data_manifest
 from training.own_prompts import turn_frame
 from training.prompt_files import read_prompts
-from training.shards import read_data_manifest, read_shards
+from training.shards import read_shards
 from training.tasks import tasks_of
 
 

@@ -13,10 +13,11 @@ from speculation.errors import ConfigurationError, ResourceExhausted
 from tests.refusals import refuses
 from tests.training_data import open_tiny
 from training import snapshots
+from training.data_manifest import DataManifest
 from training.evaluate import quick_score
 from training.open_run import fresh_state
 from training.recipe import HeadRecipe, load_recipe
-from training.shards import DataManifest, Shards, read_shards
+from training.shards import Shards, read_shards
 from training.snapshots import find_snapshot, newest_whole, read_snapshot
 from training.trainer import RunLimits, StepProgress, Trainer
 

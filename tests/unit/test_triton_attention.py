@@ -152,6 +152,25 @@ def tree_in(text: Text, start: int, depth: int, seed: int, others: int = 2) -> t
     return rows_of("tree", start, len(shown), parents), shown, [0, *(1 + node for node in path)]
 
 
+def bits_in_every_packing(text: Text) -> torch.Tensor:
+    """Checks rows across a border of tiles: alone, in a chunk, and in a tree beside another request and padding.
+
+    Returns:
+        Those of the chunk, which is the whole text of 76 positions.
+    """
+    some = [58, 61, 63, 64, 65, 69]
+    alone = text.alone(some)
+    text.open("tree", 58)
+    text.open("chunk", 0)
+    chunk = text.run([rows_of("chunk", 0, 76)], range(76))
+    rows, shown, path = tree_in(text, 58, 11, seed=3)
+    together = text.run([rows_of("chunk", 40, 3), rows], [40, 41, 42, *shown], rows=40)
+    assert torch.equal(chunk[some], alone)
+    assert torch.equal(together[[3 + path[position - 58] for position in some]], alone)
+    assert torch.equal(together[:3], chunk[40:43])
+    return chunk
+
+
 CALLS = {
     "one query a key": a_call(1, kv_heads=2),
     "three queries": a_call(3, kv_heads=2),
@@ -166,20 +185,10 @@ CALLS = {
 @pytest.mark.examples(3)
 @pytest.mark.parametrize("name", [*CALLS, "bfloat16"])
 def test_trees_and_prompts_give_the_bits_of_plain_rows(name: str) -> None:
-    """Across a border of tiles; alone, in a chunk, and in a tree beside another request and padding."""
     text = Text(a_call(), 76, torch.bfloat16) if name == "bfloat16" else Text(CALLS[name], 76)
-    some = [58, 61, 63, 64, 65, 69]
-    alone = text.alone(some)
-    text.open("tree", 58)
-    text.open("chunk", 0)
-    chunk = text.run([rows_of("chunk", 0, 76)], range(76))
-    rows, shown, path = tree_in(text, 58, 11, seed=3)
-    together = text.run([rows_of("chunk", 40, 3), rows], [40, 41, 42, *shown], rows=40)
+    chunk = bits_in_every_packing(text)
     expected = torch.stack([text.expected(position) for position in range(76)])
     assert torch.allclose(chunk.double(), expected, atol=0.03 if name == "bfloat16" else 1e-5)
-    assert torch.equal(chunk[some], alone)
-    assert torch.equal(together[[3 + path[position - 58] for position in some]], alone)
-    assert torch.equal(together[:3], chunk[40:43])
 
 
 @pytest.mark.parametrize("window", [None, 70], ids=["all", "window"])

@@ -20,17 +20,17 @@ from cluster.build import in_process
 from cluster.models.drafters import noise_trial
 from cluster.models.target import ResolvedModel
 from services.api.messages import ChatMessage
-from services.drafter.heads.canary.heads import CanaryResult
 from services.drafter.heads.canary.noise import NoiseTrial
 from services.drafter.heads.canary.texts import TEXTS, CanaryText, read_texts, record_texts, save_texts
+from services.drafter.heads.canary.verdict import CanaryResult
 from services.drafter.heads.files.target_shape import read_target_shape
 from services.router.tokens import Tokens
 from services.verifier.checks.noise_guesses import guess_behind_noise
 from services.verifier.config import TargetConfig
-from services.verifier.kernels.native.library import library
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from tests.draft_folders import settings_of
+from tests.kernels_here import needs_kernels
 from tests.learnt_noise import ROWS, learn_noise
 from tests.lora import WEIGHTS, make_adapter
 from tests.lossless.test_uno import Formulas, computed, last_pass
@@ -38,7 +38,7 @@ from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
 pytestmark = [
-    pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here"),
+    needs_kernels,
     pytest.mark.xdist_group("uno"),
 ]
 

@@ -16,12 +16,13 @@ from services.model_files.weights.headers import SINGLE
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 from tests.training_data import open_tiny
+from training.data_manifest import DataManifest, write_manifest
 from training.evaluate import quick_score
 from training.export import export_run
 from training.learner import trained
 from training.open_run import OpenedModel, TrainingTarget, fresh_state
 from training.recipe import load_recipe
-from training.shards import DataManifest, read_shards, write_manifest
+from training.shards import read_shards
 from training.snapshots import StartRecord
 from training.trainer import RunLimits, Trainer
 from training.vocabulary import read_vocabulary, write_vocabulary

@@ -23,7 +23,7 @@ from services.api.grpc.entrance import PublicEntrance, current_caller
 from services.api.grpc.health import PERIOD_S, HealthService
 from services.api.grpc.messages import decode_pause, decode_reload, decode_request, encode_events, encode_models
 from services.api.messages import RouterPort
-from services.api.readiness import Well
+from services.api.readiness import Readiness
 from services.api.sockets import check_server
 from services.api.told_headers import told_headers
 from services.links.channel import Options, bind, make_server
@@ -130,7 +130,7 @@ class PublicServer:
         address: str,
         config: PublicServerConfig,
     ) -> None:
-        self._well = Well(router)
+        self._readiness = Readiness(router)
         self._server = server
         self._health = health_servicer
         self._config = config
@@ -150,13 +150,13 @@ class PublicServer:
             delay_s = self._config.drain_delay_s if grace_s is None else 0.0
         await asyncio.sleep(delay_s)
         await self._server.stop(self._config.drain_grace_s if grace_s is None else grace_s)
-        await self._well.stop()
+        await self._readiness.stop()
 
     async def _follow_router(self) -> None:
         """Report SERVING while the router would answer requests, else NOT_SERVING. What is told is what was seen last."""
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         while True:
-            await self._tell(ready=await self._well.ready())
+            await self._tell(ready=await self._readiness.ready())
             await asyncio.sleep(PERIOD_S)
 
     async def _tell(self, *, ready: bool) -> None:

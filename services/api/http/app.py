@@ -24,7 +24,7 @@ from services.api.http.model_endpoints import ModelEndpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
 from services.api.http.openapi import openapi
-from services.api.http.operator_endpoints import AdapterEndpoints, PauseEndpoints
+from services.api.http.operator_endpoints import AdapterEndpoints, TrainerEndpoints
 from services.api.http.responses.protocol import CreateResponse
 from services.api.http.responses.response_endpoints import ResponseEndpoints
 from services.api.http.responses.stored_responses import ResponseStore
@@ -95,7 +95,7 @@ class HttpApp:
         responses = ResponseEndpoints(ends, store, gate, config)
         strict = config.unknown_fields == "refuse"
         messages, others = MessageEndpoints(ends, router, strict=strict), ModelEndpoints(ends, router, strict=strict)
-        adapters, pauses = AdapterEndpoints(ends, router, strict=strict), PauseEndpoints(ends, router, strict=strict)
+        adapters, trainers = AdapterEndpoints(ends, router, strict=strict), TrainerEndpoints(ends, router, strict=strict)
         self._taken = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -126,12 +126,12 @@ class HttpApp:
             "/v1/outrider/status": _Path("GET", ends.status),
             "/tokenize": _Path("POST", ends.tokenize, counted="Tokenize", scope="generate"),
             "/detokenize": _Path("POST", ends.detokenize, counted="Detokenize", scope="generate"),
-            "/update_weights_from_disk": _Path("POST", others.reload, counted="Reload", scope="admin"),
-            "/pause": _Path("POST", pauses.pause, counted="Pause", scope="admin"),
-            "/resume": _Path("POST", pauses.resume, counted="Resume", scope="admin"),
-            "/is_paused": _Path("GET", pauses.is_paused, counted="IsPaused", scope="admin"),
-            "/pause_generation": _Path("POST", pauses.pause_generation, counted="Pause", scope="admin"),
-            "/continue_generation": _Path("POST", pauses.resume, counted="Resume", scope="admin"),
+            "/update_weights_from_disk": _Path("POST", trainers.reload, counted="Reload", scope="admin"),
+            "/pause": _Path("POST", trainers.pause, counted="Pause", scope="admin"),
+            "/resume": _Path("POST", trainers.resume, counted="Resume", scope="admin"),
+            "/is_paused": _Path("GET", trainers.is_paused, counted="IsPaused", scope="admin"),
+            "/pause_generation": _Path("POST", trainers.pause_generation, counted="Pause", scope="admin"),
+            "/continue_generation": _Path("POST", trainers.resume, counted="Resume", scope="admin"),
             "/tokenizer_info": _Path("GET", others.tokenizer_info, counted="TokenizerInfo", scope="generate"),
             "/health": _Path("GET", ends.health, is_open=True),
             "/ready": _Path("GET", ends.ready, is_open=True),
@@ -218,7 +218,7 @@ class HttpApp:
     def _find(self, call: HttpCall, method: str, path: str) -> _Path:
         # Some of them look like ids of what is served.
         said = None if path in self._paths else instead_of(path)
-        path, call.path = _without_id(path)
+        path, call.path_id = _without_id(path)
         known = None if said else self._paths.get(path)
         if known is None:
             raise HttpError(404, "unknown_url", said or f"there is no {path}; there are {', '.join(sorted(self._paths))}")

@@ -28,7 +28,7 @@ class HttpCall:
     """A request, and how to answer it.
 
     Attributes:
-        path: the id in it, if it has one.
+        path_id: the id in its path, if it has one.
         query: what stands behind the path.
         request_id: goes into every answer.
         address: where it comes from.
@@ -42,7 +42,7 @@ class HttpCall:
     send_raw: Send
     address: str
     gate: Gate
-    path: str = ""
+    path_id: str = ""
     query: bytes = b""
     request_id: str = ""
     traceparent: str = ""

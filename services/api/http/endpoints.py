@@ -174,9 +174,9 @@ class Endpoints:
     async def model(self, call: HttpCall) -> None:
         """GET /v1/models/{id}"""
         models = await self._listed(call)
-        if call.path not in models:
-            raise NotFound("model", call.path or "empty", ", ".join(models))
-        await call.answer(models[call.path])
+        if call.path_id not in models:
+            raise NotFound("model", call.path_id or "empty", ", ".join(models))
+        await call.answer(models[call.path_id])
 
     async def _listed(self, call: HttpCall) -> dict[str, dict[str, Any]]:
         caller = call.known_caller

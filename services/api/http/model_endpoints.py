@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from services.api.http.call import HttpCall
-from services.api.http.declared import read_declared
 from services.api.http.endpoints import EndpointsBeside
 from services.api.http.infill.answer import InfillAnswer
 from services.api.http.infill.request import infill_names, read_infill
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.generation import Prepared, named, own_names, prepare
-from services.api.http.openai.protocol.operator_bodies import ReloadBody
 from services.api.http.openai.request import Asked
-from services.api.http.openai.usage import fingerprint
-from speculation import limits
 from speculation.errors import InvalidArgument
 
 
@@ -37,18 +32,6 @@ class ModelEndpoints(EndpointsBeside):
         except InvalidArgument as error:
             raise named(error, own_names(asked)) from error
         await call.answer(_rendered(call.request_id, asked, prepared), large=True)
-
-    async def reload(self, call: HttpCall) -> None:
-        """POST /update_weights_from_disk: it goes on, whether or not its client stays."""
-        asked = await self._endpoints.read(call, partial(read_declared, ReloadBody))
-        within_s = limits.RELOAD_S if asked.within_s is None else asked.within_s
-        try:
-            notes = await call.unless_gone(self._router.reload(asked.model_path, asked.running or "finish", within_s))
-        except InvalidArgument as error:
-            raise named(error, {"folder": "model_path"}) from error
-        told = {"success": True, "message": f"the weights in {asked.model_path} are served", "num_paused_requests": 0}
-        named_as = fingerprint((await self._router.models())[0])
-        await call.answer({**told, "system_fingerprint": named_as, "notes": list(notes)})
 
     async def tokenizer_info(self, call: HttpCall) -> None:
         """GET /tokenizer_info: the tokenizer's settings, as in its file."""

@@ -1,4 +1,4 @@
-"""What operators ask, as vLLM's and SGLang's APIs have it: to pause decoding and resume it, to load and unload adapters."""
+"""What operators ask, as vLLM's and SGLang's APIs have it: new weights, pauses of decoding, adapters."""
 
 from __future__ import annotations
 
@@ -10,21 +10,37 @@ from services.api.http.call import HttpCall
 from services.api.http.declared import Declared, read_declared
 from services.api.http.endpoints import EndpointsBeside
 from services.api.http.openai.errors import Refused
+from services.api.http.openai.generation import named
 from services.api.http.openai.protocol.operator_bodies import (
     LoadAdapterBody,
     PauseBody,
     PauseGenerationBody,
+    ReloadBody,
     ResumeBody,
     UnloadAdapterBody,
 )
+from services.api.http.openai.usage import fingerprint
 from speculation import limits
+from speculation.errors import InvalidArgument
 from speculation.reloads import PauseMode
 
 _Body = TypeVar("_Body", bound=Declared)
 
 
-class PauseEndpoints(EndpointsBeside):
+class TrainerEndpoints(EndpointsBeside):
     """Answers calls of those who change weights, such as trainers."""
+
+    async def reload(self, call: HttpCall) -> None:
+        """POST /update_weights_from_disk: it goes on, whether or not its client stays."""
+        asked = await self._endpoints.read(call, partial(read_declared, ReloadBody))
+        within_s = limits.RELOAD_S if asked.within_s is None else asked.within_s
+        try:
+            notes = await call.unless_gone(self._router.reload(asked.model_path, asked.running or "finish", within_s))
+        except InvalidArgument as error:
+            raise named(error, {"folder": "model_path"}) from error
+        told = {"success": True, "message": f"the weights in {asked.model_path} are served", "num_paused_requests": 0}
+        named_as = fingerprint((await self._router.models())[0])
+        await call.answer({**told, "system_fingerprint": named_as, "notes": list(notes)})
 
     async def pause(self, call: HttpCall) -> None:
         """POST /pause"""

@@ -137,7 +137,6 @@ class DraftModelSource:
         branches: int | None = None,
         mask: int | None = None,
         randomness: Draws | None = None,
-        most_bytes: int = MOST_BYTES,
     ) -> None:
         self._lm = lm
         self._vocabulary = vocabulary
@@ -147,7 +146,7 @@ class DraftModelSource:
         self._branches = branches
         self._mask = mask
         self._randomness = randomness or FreshDraws()
-        self._room = CacheRoom(most_bytes)
+        self._room = CacheRoom(MOST_BYTES)
 
     def with_stop(self, stop: StopPolicy) -> DraftModelSource:
         """The same model, whose chains end by another policy."""

@@ -60,7 +60,7 @@ def _frequencies(config: HeadConfig) -> tuple[torch.Tensor, float]:
     """[head_dim / 2] in float32, and the factor on cosines and sines, which differs from 1 only for scaled types."""
     kind = config.rope["rope_type"]
     if kind not in FIXED or kind == "default":
-        # The types that depend on the length are loaded only where they equal the default (``head_checks``).
+        # The types that depend on the length are loaded only where they equal the default (``files.head_fields``).
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         return 1.0 / (float(config.rope["rope_theta"]) ** exponents), 1.0
     from transformers import LlamaConfig

@@ -26,18 +26,16 @@ class Confidence:
     Args:
         length: most tokens of a draft.
         threshold: of every request's first draft; 0: never stops, and is never fitted.
-        refit: whether it is fitted.
     """
 
     reads_distribution = False
 
-    def __init__(self, length: int, threshold: float, *, refit: bool = True) -> None:
+    def __init__(self, length: int, threshold: float) -> None:
         self._length = length
         self._threshold = threshold
-        self._refit = refit
 
     def open(self, message: OpenSession) -> ConfidenceState:
-        return ConfidenceState(self._length, self._threshold, refit=self._refit)
+        return ConfidenceState(self._length, self._threshold)
 
 
 class ConfidenceState:
@@ -47,10 +45,10 @@ class ConfidenceState:
         threshold: as fitted last.
     """
 
-    def __init__(self, length: int, threshold: float, *, refit: bool) -> None:
+    def __init__(self, length: int, threshold: float) -> None:
         self.threshold = threshold
         self._length = length
-        self._refit = refit and threshold > 0
+        self._fits = threshold > 0
         self._draft: list[float] = []
         self._probabilities: list[float] = []
         self._matched: list[bool] = []
@@ -69,7 +67,7 @@ class ConfidenceState:
         self._probabilities += judged
         self._matched += [index < accepted for index in range(len(judged))]
         del self._probabilities[:-_KEPT], self._matched[:-_KEPT]
-        if self._refit and len(judged) and len(self._matched) >= _FEWEST and 0 < sum(self._matched) < len(self._matched):
+        if self._fits and len(judged) and len(self._matched) >= _FEWEST and 0 < sum(self._matched) < len(self._matched):
             self.threshold = best_threshold(self._probabilities, self._matched)
 
 

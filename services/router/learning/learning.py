@@ -15,8 +15,9 @@ from services.router.learning.contexts import Context, context_of
 from services.router.learning.counts import Costs, Counts
 from services.router.learning.shared_counts import SharedCounts
 from services.router.learning.spare_time import SpareTime
+from services.router.plans import make_plan
 from services.router.rules.facts import Facts
-from services.router.strategies import StrategyConfig, make_plan, served
+from services.router.strategies import StrategyConfig, served
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import GenerationRequest, ReplayedAnswer
 from speculation.ports import VerifierPort

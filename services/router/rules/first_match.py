@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from services.api.messages import ClientRequest
+from services.router.plans import make_plan
 from services.router.rules.facts import Facts
 from services.router.rules.rule import Rule
-from services.router.strategies import StrategyConfig, check_named, make_plan
+from services.router.strategies import StrategyConfig, check_named
 from speculation.errors import InvalidArgument
 from speculation.types import Plan
 

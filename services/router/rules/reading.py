@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast, get_args
 
-import yaml
-
+from services.machine.list_file import ListFile
 from services.router.rules.conditions import read_conditions
 from services.router.rules.fields import Field
 from services.router.rules.rule import Rule
@@ -18,7 +17,7 @@ from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.sources import BLEND
 from speculation.types import Effort
 
-MOST_BYTES = 1 << 20
+RULES_FILE = ListFile(setting="router.rules_file", most_bytes=1 << 20, holds="a list of rules; an empty one is []")
 _MOST_RULES = 256
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # What answers without a rule are counted under.
@@ -32,12 +31,7 @@ def read_rules_file(path: Path, config: StrategyConfig) -> tuple[Rule, ...]:
     Raises:
         ConfigurationError: it cannot be read, or a rule is wrong; names file, rule and field.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise ConfigurationError(f"cannot be read ({error.strerror})", field="router.rules_file", value=path) from error
-    return parse_rules(content, path, config)
+    return parse_rules(RULES_FILE.read(path), path, config)
 
 
 def parse_rules(content: bytes, path: Path, config: StrategyConfig) -> tuple[Rule, ...]:
@@ -50,15 +44,7 @@ def parse_rules(content: bytes, path: Path, config: StrategyConfig) -> tuple[Rul
     Raises:
         ConfigurationError: a rule is wrong; names file, rule and field.
     """
-    if len(content) > MOST_BYTES:
-        raise ConfigurationError(f"larger than {MOST_BYTES >> 20} MiB", field="router.rules_file", value=path)
-    try:
-        entries = yaml.safe_load(content.decode("utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{' '.join(str(error).split())}", field="router.rules_file", value=path) from error
-    if not isinstance(entries, list):
-        raise ConfigurationError(field="router.rules_file", value=path, allowed="a list of rules; an empty one is []")
-    return read_rules(entries, f"{path}", config)
+    return read_rules(RULES_FILE.entries(content, path), f"{path}", config)
 
 
 def read_rules(entries: Sequence[object], where: str, config: StrategyConfig) -> tuple[Rule, ...]:

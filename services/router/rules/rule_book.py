@@ -13,7 +13,7 @@ from services.metrics.registry import DROPPED, Metrics
 from services.router.config import RouterConfig
 from services.router.rules.facts import Facts
 from services.router.rules.first_match import planned
-from services.router.rules.reading import MOST_BYTES, NO_RULE, parse_rules, read_rules, read_rules_file
+from services.router.rules.reading import NO_RULE, RULES_FILE, parse_rules, read_rules, read_rules_file
 from services.router.rules.rule import Rule
 from services.router.strategies import StrategyConfig
 from speculation.errors import ConfigurationError
@@ -45,7 +45,7 @@ class RuleBook:
             self._followed = FollowedFile(
                 file,
                 "rules",
-                MOST_BYTES,
+                RULES_FILE.most_bytes,
                 lambda content: self._take(parse_rules(content, file, config.strategy)),
                 lambda outcome: reloads.add(1, outcome),
                 clock=clock,

@@ -7,6 +7,7 @@ noise decide on the host. If rounding could make a difference, or a model brings
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.best_of_shards import FoundInParts
 from services.verifier.choosing.chosen_logprobs import ChosenLogprobs
 from services.verifier.choosing.device_trials import fans_of, tried_on
-from services.verifier.choosing.likeliest_ids import Tops, send_likeliest
+from services.verifier.choosing.likeliest_ids import SendLikely, send_likeliest
 from services.verifier.choosing.noise_chances import with_chances
 from services.verifier.choosing.point_choices import PointChoices
 from services.verifier.choosing.prepared_rows import PreparedRows
@@ -50,6 +51,7 @@ class Chooser:
         model: the model's own logits processors, from its generation config.
         kernels: compiled kernels, which choose first where the logits are on a CPU.
         reader: says where logits lie.
+        send_likely: sends for the likeliest ids after rows of entries that ask for them; None: they are found in the logits.
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class Chooser:
         model: ModelProcessors | None = None,
         kernels: Library | None = None,
         reader: LogitsReader = READER,
+        send_likely: SendLikely | None = None,
     ) -> None:
         self._eos_token_ids = eos_token_ids
         self._reader = reader
         self._prepared = PreparedRows(reader)
         self._points = PointChoices(kernels, self._prepared, reader)
-        self._finder = None if kernels is None else LikeliestKernel(kernels)
+        finder = None if kernels is None else LikeliestKernel(kernels)
+        self._send_likely = send_likely or partial(send_likeliest, finder=finder, reader=reader)
         self._model = model or ModelProcessors()
         self._requests: dict[str, RequestState] = {}
         # Those of them that are not ``plain``.
@@ -125,14 +129,13 @@ class Chooser:
             walks.append(Walk(rows, request, first, [NOT_CHOSEN] * choices))
             end = first + choices
         # On a device it is found behind the pass, before anybody waits for the choices.
-        tops_of_all = self._likeliest(batch, logits)
+        likely = self._send_likely(batch, logits)
         self._walk([walk for walk in walks if walk.rows.logits and walk.rows.tried is None], logits, likeliest)
         tried = [walk for walk in walks if walk.rows.logits and walk.rows.tried is not None]
         if not self._reader.on_host(logits):
             self._try(tried, logits)
-        chosen = [choice for walk in walks for choice in walk.choices]
-        top_ids, made = tops_of_all(chosen), ChosenLogprobs(walks, logits)
-        found = [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
+        made = ChosenLogprobs(walks, logits)
+        found = [self._outcome(walk, logits, top_ids, made) for walk, top_ids in zip(walks, likely(), strict=True)]
         if not any(rows.noise for rows in batch):
             return found
         return [with_chances(outcome, walk, logits) for outcome, walk in zip(found, walks, strict=True)]
@@ -189,9 +192,9 @@ class Chooser:
             for rows in batch:
                 _choices(rows)
         # They are sent for before anybody waits for the choices.
-        tops_of_all = self._likeliest(batch, logits)
+        likely = self._send_likely(batch, logits)
         ids = likeliest()
-        return None if NOT_CHOSEN in ids else TreeOutcomes(batch, ids, tops_of_all(ids))
+        return None if NOT_CHOSEN in ids else TreeOutcomes(batch, ids, likely())
 
     def _outcome(
         self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs
@@ -218,15 +221,6 @@ class Chooser:
             error=walk.error,
             scored=scored,
         )
-
-    def _likeliest(self, batch: Sequence[Rows], logits: torch.Tensor) -> Callable[[Sequence[int]], Tops]:
-        """Send for the likeliest ids after the rows of entries that ask for them.
-
-        Returns:
-            What gives them, told the choices after all rows: a target that knows them may know these ids as well.
-        """
-        found = send_likeliest(batch, logits, self._finder, self._reader)
-        return lambda choices: found()
 
     def _walk(self, walks: Sequence[Walk], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None) -> None:
         """Choose after every row that the walk down its tree reaches.

@@ -10,7 +10,7 @@ import torch
 from services.verifier.choosing.candidates import likeliest
 from services.verifier.choosing.device_choice import winners_on
 from services.verifier.choosing.greatest import Finder
-from services.verifier.choosing.reading import READER, LogitsReader
+from services.verifier.choosing.reading import READER
 from services.verifier.kernels.native.draw_kernel import DrawnRow
 from services.verifier.model.target_port import NOT_CHOSEN
 from services.verifier.model.to_device import to_device
@@ -21,27 +21,25 @@ from speculation.philox import NoiseStream
 class DevicePartFinder:
     """Implements ``FindsInPart`` by what finds tokens on a device."""
 
-    def __init__(self, reader: LogitsReader = READER) -> None:
-        self._reader = reader
-
     def told(self, own: torch.Tensor, k: int, draws: Sequence[DrawnRow], first: int) -> torch.Tensor:
-        places = self._likeliest(own, k)
+        places = _likeliest(own, k)
         values = own.gather(1, places)
         # The greatest is none where one is not a number, and whole rows are asked for then.
         values = torch.where(own.amax(-1).isfinite().all(), values, -math.inf)
         numbers = torch.stack([values.double(), places.double()], 1).flatten()
         return torch.cat([numbers, *([_drawn(own, draws, first)] if draws else [])])
 
-    def _likeliest(self, own: torch.Tensor, k: int) -> torch.Tensor:
-        """[rows, k]; among equals any ids, but the first of the greatest."""
-        firsts = self._reader.first_of_greatest(own).clamp(min=0)[:, None]
-        if k == 1 or not len(own):
-            return firsts.expand(-1, k)
-        places = likeliest(own, k, self._reader)
-        # Where it is missing, all that were found equal it.
-        missing = (places != firsts).all(-1)
-        places[:, -1] = torch.where(missing, firsts[:, 0], places[:, -1])
-        return places
+
+def _likeliest(own: torch.Tensor, k: int) -> torch.Tensor:
+    """[rows, k]; among equals any ids, but the first of the greatest."""
+    firsts = READER.first_of_greatest(own).clamp(min=0)[:, None]
+    if k == 1 or not len(own):
+        return firsts.expand(-1, k)
+    places = likeliest(own, k, READER)
+    # Where it is missing, all that were found equal it.
+    missing = (places != firsts).all(-1)
+    places[:, -1] = torch.where(missing, firsts[:, 0], places[:, -1])
+    return places
 
 
 def _drawn(own: torch.Tensor, draws: Sequence[DrawnRow], first: int) -> torch.Tensor:

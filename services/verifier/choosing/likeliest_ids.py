@@ -17,6 +17,8 @@ from services.verifier.model.tree_rows import TreeRows, counts_of, top_ks_of
 
 # Of each entry, the ids after each of its rows.
 Tops = list[tuple[tuple[int, ...], ...]]
+# Sends for them, of a batch and its logits, and returns what gives them.
+SendLikely = Callable[[Sequence[Rows], torch.Tensor], Callable[[], Tops]]
 
 
 def send_likeliest(

@@ -34,7 +34,8 @@ def page() -> str:
     lines = [
         "# Fields of OpenAI's API",
         "",
-        "Made from the code: `python -m services.api.http.openai.field_table > docs/openai_fields.md`.",
+        "For those who write requests. Made from the code: "
+        "`python -m services.api.http.openai.field_table > docs/openai_fields.md`.",
         "",
         "A field is honoured, or has no effect (no value that is taken could change the answer), or is refused by name. "
         "null is unset. Fields that are not here are refused, too. Embeddings, reranking, audio, images and beam search are "

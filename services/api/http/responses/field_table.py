@@ -18,7 +18,8 @@ def page() -> str:
     lines = [
         "# Fields of the Responses API",
         "",
-        "Made from the code: `python -m services.api.http.responses.field_table > docs/responses_fields.md`.",
+        "For those who write requests. Made from the code: "
+        "`python -m services.api.http.responses.field_table > docs/responses_fields.md`.",
         "",
         "A field is taken, or refused by name. null is unset. Fields that are not here are refused, too.",
         "",

@@ -78,7 +78,7 @@ class ResponseEndpoints:
 
     async def retrieve(self, call: HttpCall) -> None:
         """GET /v1/responses/{id}"""
-        if (answer := self._running.get((call.known_caller.tenant, call.path))) is not None:
+        if (answer := self._running.get((call.known_caller.tenant, call.path_id))) is not None:
             await call.answer(answer.response("in_progress"))
             return
         stored = await self._stored(call)
@@ -86,15 +86,15 @@ class ResponseEndpoints:
 
     async def delete(self, call: HttpCall) -> None:
         """DELETE /v1/responses/{id}"""
-        if not await self._store.delete(call.known_caller.tenant, call.path):
-            raise _unknown(call.path)
-        await call.answer(DeletedResponse(id=call.path).model_dump())
+        if not await self._store.delete(call.known_caller.tenant, call.path_id):
+            raise _unknown(call.path_id)
+        await call.answer(DeletedResponse(id=call.path_id).model_dump())
 
     async def cancel(self, call: HttpCall) -> None:
         """POST /v1/responses/{id}/cancel. It is not counted as a request, so that a key can end its own at its limit."""
         with self._gate.recorded(call.known_caller, "CancelResponse", call.request_id):
             self._gate.require(call.known_caller, "generate")
-            answer = self._running.get((call.known_caller.tenant, call.path))
+            answer = self._running.get((call.known_caller.tenant, call.path_id))
             if answer is None:
                 status = json.loads((await self._stored(call)).response)["status"]
                 raise HttpError(400, "response_has_ended", f"the response is {status}: must be in progress")
@@ -106,13 +106,13 @@ class ResponseEndpoints:
         """GET /v1/responses/{id}/input_items"""
         page = read_page(dict(parse_qsl(call.query.decode("latin-1"), keep_blank_values=True)))
         stored = await self._stored(call)
-        listed = await _threaded(len(stored.context), lambda: input_items(call.path, json.loads(stored.context), page))
+        listed = await _threaded(len(stored.context), lambda: input_items(call.path_id, json.loads(stored.context), page))
         await call.answer(listed.model_dump(), large=True)
 
     async def _stored(self, call: HttpCall) -> StoredResponse:
-        stored = await self._store.get(call.known_caller.tenant, call.path)
+        stored = await self._store.get(call.known_caller.tenant, call.path_id)
         if stored is None:
-            raise _unknown(call.path)
+            raise _unknown(call.path_id)
         return stored
 
     def _stores(self, wanted: AskedResponse) -> bool:

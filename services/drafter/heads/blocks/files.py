@@ -12,7 +12,7 @@ from services.drafter.heads.files.head_fields import refused_tensor
 from services.drafter.heads.files.head_files import CONFIG, share, take_vocabulary
 from services.drafter.heads.files.layouts import DRAFT_OFFSETS
 from services.drafter.heads.files.level_files import Tensors, check_numbers, read_tensors
-from services.drafter.heads.files.target_rows import TargetRows, read_target_rows, read_target_shape
+from services.drafter.heads.files.target_rows import read_target_rows, read_target_shape
 from services.model_files.folder import read_json
 from speculation.errors import ConfigurationError
 
@@ -23,12 +23,8 @@ def load_blocks(
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
-    rows: TargetRows | None = None,
 ) -> BlockDrafter:
     """The block drafter in ``folder`` for the target in ``target``.
-
-    Args:
-        rows: the target's, if they have been read already.
 
     Raises:
         ConfigurationError: as ``parse_blocks``; or a tensor is no finite numbers.
@@ -49,7 +45,7 @@ def load_blocks(
             raise refused_tensor(where, name, f"there twice, as {own}")
         if own in shapes:
             tensors[own] = read[name]
-    rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows
+    rows = read_target_rows(target, device=device, dtype=dtype)
     ids = take_vocabulary(tensors, shape, where)
     check_numbers(tensors, where)
     share(tensors, rows, ids)

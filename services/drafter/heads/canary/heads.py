@@ -1,63 +1,25 @@
-"""The canary: before a head serves, it must do what it was trained for, on text that the target wrote itself.
+"""The canary for heads: the shares of their guesses on text that the target wrote itself, and which fault explains low ones.
 
 Layers counted in another way, and rows shifted by one position, are the commonest faults of public heads: everything loads,
-and next to nothing is accepted. So the share of a head's first guesses that the target had chosen is measured. A useless
-head is refused, with the fault that explains it, found by trying.
+and next to nothing is accepted. The fault is found by trying what else the head may have been trained for.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from services.drafter.heads.canary.texts import TEXTS, CanaryText, beside, read_texts
+from services.drafter.heads.canary.texts import CanaryText, beside, held_states, shown_layers, states_of
+from services.drafter.heads.canary.verdict import DOUBTFUL, LEAST, CanaryResult, check_at, judge, stands_out
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_config import FINAL, TargetShape, rope_of
-from services.drafter.heads.files.target_rows import read_target_shape
-from services.drafter.heads.files.target_shape import recorded_agreement
 from services.drafter.heads.layer import SeenRows
 from services.drafter.heads.state_head import StateHead
 from speculation.errors import ConfigurationError
-
-log = logging.getLogger(__name__)
-
-# Share of first guesses accepted: under the one, a head is refused if a fault explains it, and doubted if none does; under
-# the other, it is refused.
-DOUBTFUL, USELESS = 0.3, 0.05
-# Fewest guesses that say anything.
-LEAST = 64
-# A fault explains what was measured if the head does so much better without it.
-_BETTER, _BY = 1.3, 0.15
-# Shares that differ by no more say as much.
-ALIKE = 0.05
-# A weak head is no surprise where it does this much of what its training measured on held-out text.
-_AS_RECORDED = 0.8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CanaryResult:
-    """What a head did on the texts.
-
-    Attributes:
-        guesses: how many were counted.
-        first: share of first guesses that the target chose.
-        second: share of second guesses, on the head's own state, where the first ones' token was the target's.
-        likely_fault: what explains a low share, in words; None: nothing that was tried.
-    """
-
-    guesses: int
-    first: float
-    second: float
-    likely_fault: str | None = None
-
-
-# Measures a drafter on texts for a target, at the checkpoint of this name, and refuses a useless one.
-Check = Callable[[Sequence[CanaryText], TargetShape, str], CanaryResult]
 
 
 def check(head: StateHead, texts: Sequence[CanaryText], target: TargetShape, where: str) -> CanaryResult:
@@ -73,71 +35,9 @@ def check(head: StateHead, texts: Sequence[CanaryText], target: TargetShape, whe
     return judge(measure(head, texts, target), where)
 
 
-def judge(result: CanaryResult, where: str) -> CanaryResult:
-    """Log a doubt about what was measured, and return it.
-
-    Args:
-        where: the checkpoint, for errors and the log.
-
-    Raises:
-        ConfigurationError: it is useless, or helps little for a reason that was found; says what was measured and the likely
-            fault.
-    """
-    shares = f"the target chose {result.first:.0%} of the first guesses and {result.second:.0%} of the second ones"
-    measured = f"on {result.guesses} tokens of its own text {shares}"
-    fault = (
-        result.likely_fault
-        or "no shift, layer or flag that was tried explains it: trained too little, or for another target"
-    )
-    if result.first < USELESS:
-        raise ConfigurationError(
-            f"cannot use the head at {where}: {measured}, which must be {USELESS:.0%} at least: {fault}", about=where
-        )
-    if result.first < DOUBTFUL and result.likely_fault:
-        raise ConfigurationError(f"cannot use the head at {where} as it is set: {measured}: {fault}", about=where)
-    recorded = recorded_agreement(Path(where))
-    if result.first < DOUBTFUL and recorded is not None and result.first >= _AS_RECORDED * recorded:
-        log.info("the head at %s is as good as its training left it, %.0f%%: %s", where, 100 * recorded, measured)
-    elif result.first < DOUBTFUL:
-        log.warning("the head at %s helps little: %s: %s", where, measured, fault)
-    elif result.likely_fault:
-        log.warning("the head at %s may be set wrong: %s: %s", where, measured, fault)
-    return result
-
-
 def check_checkpoint(head: StateHead, folder: Path, target: Path, *, asked_for: bool = True) -> CanaryResult | None:
     """``check`` a head on the texts in its checkpoint's folder; None if there are none. Otherwise as ``check_at``."""
     return check_at(folder, target, functools.partial(check, head), asked_for=asked_for)
-
-
-def check_at(folder: Path, target: Path, trial: Check, *, asked_for: bool) -> CanaryResult | None:
-    """Try a drafter on the texts in its checkpoint's folder; None if there are none.
-
-    Args:
-        asked_for: whether to refuse a useless one. One that only came along, as the target has the name and the shapes of
-            another, is a warning's worth: what it drafts is not accepted, and soon not asked for.
-
-    Raises:
-        ConfigurationError: as ``trial``; or the texts cannot be read.
-    """
-    file = folder / TEXTS
-    if not file.is_file():
-        log.warning(
-            "the head at %s comes without a canary's texts (%s), so no shift or wrong layer would be noticed: "
-            "`outrider train canary %s` makes them, and tries it",
-            folder,
-            TEXTS,
-            folder,
-        )
-        return None
-    texts, shape = read_texts(file), read_target_shape(target)
-    try:
-        return trial(texts, shape, str(folder))
-    except ConfigurationError as error:
-        if asked_for:
-            raise
-        log.warning("%s; it came with Outrider: drafter.models: [] leaves it out", error)
-        return None
 
 
 def measure(head: StateHead, texts: Sequence[CanaryText], target: TargetShape) -> CanaryResult:
@@ -256,11 +156,11 @@ def _guess(head: StateHead, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _explain_first(head: StateHead, texts: Sequence[CanaryText], target: TargetShape, first: float) -> str | None:
-    best, words = _least(first), None
+    best, words = first, None
     shifts = _shifts(head) if first < DOUBTFUL else ()
     for tried, other, how in (*shifts, *_settings(head, texts, target)):
         share = _shares(other, texts, target, how)[1]
-        if share > best:
+        if share > best and stands_out(share, first):
             best, words = share, f"{tried} ({share:.0%} that way)"
     return words
 
@@ -306,42 +206,3 @@ def _explain_second(head: StateHead, texts: Sequence[CanaryText], target: Target
         if stands_out(share, second):
             return f"{said} ({share:.0%} of the second guesses that way)"
     return None
-
-
-def explanation(first: float, tried: Iterable[tuple[str, float]]) -> str | None:
-    """What explains a low share of first guesses, in words. Of two that explain as much, the earlier one.
-
-    Args:
-        tried: what would be wrong, and the share if it were so.
-    """
-    best, words = first, None
-    for said, share in tried:
-        if share > best + ALIKE and stands_out(share, first):
-            best, words = share, said
-    return None if words is None else f"{words} ({best:.0%} that way)"
-
-
-def stands_out(share: float, before: float) -> bool:
-    """Whether ``share`` exceeds ``before`` by more than chance, so that the change explains it."""
-    return share > _least(before)
-
-
-def _least(before: float) -> float:
-    return max(before * _BETTER, before + _BY)
-
-
-def shown_layers(layers: Sequence[int]) -> str:
-    """Layers in words."""
-    return ", ".join("the output layer's input" if layer == FINAL else f"layer {layer}" for layer in layers)
-
-
-def held_states(text: CanaryText, layer: int, target: TargetShape) -> torch.Tensor | None:
-    """[n, h_t], a text's states of a layer; None if it does not hold them."""
-    return text.states.get(layer if layer == FINAL else layer % target.num_layers)
-
-
-def states_of(text: CanaryText, layers: Sequence[int], target: TargetShape) -> torch.Tensor:
-    """[n, h_t * layers], a text's states of ``layers``, which it holds."""
-    found = [states for layer in layers if (states := held_states(text, layer, target)) is not None]
-    assert len(found) == len(layers)
-    return torch.cat(found, dim=-1)

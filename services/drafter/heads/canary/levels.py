@@ -11,19 +11,8 @@ import torch
 
 from services.drafter.heads.blocks.drafter import BlockDrafter
 from services.drafter.heads.blocks.whole_texts import blocks_of
-from services.drafter.heads.canary.heads import (
-    DOUBTFUL,
-    LEAST,
-    CanaryResult,
-    check_at,
-    explanation,
-    held_states,
-    judge,
-    shown_layers,
-    stands_out,
-    states_of,
-)
-from services.drafter.heads.canary.texts import CanaryText, beside
+from services.drafter.heads.canary.texts import CanaryText, beside, held_states, shown_layers, states_of
+from services.drafter.heads.canary.verdict import DOUBTFUL, LEAST, CanaryResult, check_at, explanation, judge, stands_out
 from services.drafter.heads.files.head_config import FINAL, TargetShape, rope_of
 from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.streams.streams import Streams

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import torch
 
-from services.drafter.heads.canary.heads import ALIKE, DOUBTFUL, LEAST, CanaryResult, check_at, explanation, judge
 from services.drafter.heads.canary.texts import CanaryText
+from services.drafter.heads.canary.verdict import ALIKE, DOUBTFUL, LEAST, CanaryResult, check_at, explanation, judge
 from services.drafter.heads.files.head_config import TargetShape
 from services.drafter.heads.uno.config import UnoConfig, parse_uno
 from speculation.errors import ConfigurationError

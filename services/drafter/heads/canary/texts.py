@@ -135,3 +135,20 @@ def _observed(model: Any, layers: Sequence[int]) -> Iterator[dict[int, torch.Ten
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def shown_layers(layers: Sequence[int]) -> str:
+    """Layers in words."""
+    return ", ".join("the output layer's input" if layer == FINAL else f"layer {layer}" for layer in layers)
+
+
+def held_states(text: CanaryText, layer: int, target: TargetShape) -> torch.Tensor | None:
+    """[n, h_t], a text's states of a layer; None if it does not hold them."""
+    return text.states.get(layer if layer == FINAL else layer % target.num_layers)
+
+
+def states_of(text: CanaryText, layers: Sequence[int], target: TargetShape) -> torch.Tensor:
+    """[n, h_t * layers], a text's states of ``layers``, which it holds."""
+    found = [states for layer in layers if (states := held_states(text, layer, target)) is not None]
+    assert len(found) == len(layers)
+    return torch.cat(found, dim=-1)

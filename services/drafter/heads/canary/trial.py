@@ -8,9 +8,10 @@ from pathlib import Path
 
 from services.drafter.heads.assistant.files import holds_assistant, load_assistant
 from services.drafter.heads.blocks.files import load_blocks
-from services.drafter.heads.canary.heads import CanaryResult, check
+from services.drafter.heads.canary.heads import check
 from services.drafter.heads.canary.levels import LevelModel, LevelTrial, check_levels
 from services.drafter.heads.canary.texts import CanaryText
+from services.drafter.heads.canary.verdict import CanaryResult
 from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.files.target_shape import read_target_shape

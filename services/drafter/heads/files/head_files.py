@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,14 +45,8 @@ def load_head(
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
-    rows: TargetRows | None = None,
-    draft_ids: torch.Tensor | None = None,
 ) -> FeatureHead:
     """The head in ``folder`` for the target in ``target``.
-
-    Args:
-        rows: the target's, if they have been read already.
-        draft_ids: [V_d] int64, the tokens to draft, if the head has no draft vocabulary and no output layer of its own.
 
     Raises:
         ConfigurationError: it cannot be served exactly as it was trained, or belongs to another target; names the field or
@@ -67,15 +60,13 @@ def load_head(
     with reading(f"load the head at {folder}", about=folder):
         layout, tensors = _read(folder, config)
     shape = read_target_shape(target)
-    rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows
+    rows = read_target_rows(target, device=device, dtype=dtype)
     ids = take_vocabulary(tensors, shape, where)
     share(tensors, rows, ids)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if ids is not None:
         shapes[DRAFT_OFFSETS] = tuple(ids.shape)
     parsed = with_masks(parse(config, layout, shapes, shape, where, recorded), config, shapes, where)
-    if ids is None and draft_ids is not None and not parsed.own_output:
-        ids, parsed = draft_ids, replace(parsed, draft_vocab_size=len(draft_ids))
     if not parsed.own_output and parsed.logit_scale not in (1.0, rows.scale):
         raise ConfigurationError(
             place=f"cannot load the head at {where}",

@@ -1,4 +1,4 @@
-"""Checkpoints of Medusa's heads, in their authors' layout or vLLM's (``medusa_names``), as safetensors.
+"""Checkpoints of Medusa's heads, in their authors' layout or vLLM's (``authors_names``), as safetensors.
 
 Without output layers of their own the target's is shared, and ``d2t`` and ``t2d`` may cut it to a draft vocabulary, as in
 EAGLE-3. What counts is the tensors: published ``config.json`` say two heads where there are five.
@@ -14,7 +14,7 @@ import torch
 
 from services.drafter.heads.files.head_files import CONFIG
 from services.drafter.heads.files.level_files import Tensors, check_numbers, read_tensors, take_output, write_checkpoint
-from services.drafter.heads.files.target_rows import TargetRows, read_target_rows, read_target_shape
+from services.drafter.heads.files.target_rows import read_target_rows, read_target_shape
 from services.drafter.heads.medusa.config import (
     authors_names,
     is_medusa,
@@ -34,12 +34,8 @@ def load_medusa(
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
-    rows: TargetRows | None = None,
 ) -> MedusaHeads:
     """The heads in ``folder`` for the target in ``target``.
-
-    Args:
-        rows: the target's, if they have been read already.
 
     Raises:
         ConfigurationError: as ``parse_medusa``; or a tensor is no finite numbers.
@@ -51,7 +47,7 @@ def load_medusa(
         raise ConfigurationError(f"cannot load the head at {where} as medusa: it holds no 0.0.linear.weight", about=where)
     shapes = named_by_authors({name: tuple(tensor.shape) for name, tensor in read.items()})
     config = parse_medusa(read_json(folder / CONFIG, of="head"), shapes, shape, where)
-    rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows
+    rows = read_target_rows(target, device=device, dtype=dtype)
     tensors: Tensors = {names[name]: tensor for name, tensor in read.items()}
     output = take_output(tensors, rows, shape, where)
     _cut_outputs(tensors, output.ids, shape.vocab_size)

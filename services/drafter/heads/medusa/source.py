@@ -15,7 +15,6 @@ from services.drafter.heads.medusa.files import load_medusa
 from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import state_numbers
-from services.drafter.sessions.drawn_proposals import Draw
 from services.drafter.sessions.thread import use_threads
 from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
 from speculation.messages import OpenSession
@@ -47,15 +46,12 @@ class MedusaSource:
 
     Args:
         form: of the trees.
-        draw: draws chains under ``acceptance: rejection``.
         ahead: whether drafts may be made ahead, for which sessions keep what their last draft was made of.
     """
 
-    def __init__(
-        self, heads: MedusaHeads, *, form: LevelForm | None = None, draw: Draw | None = None, ahead: bool = False
-    ) -> None:
+    def __init__(self, heads: MedusaHeads, *, form: LevelForm | None = None, ahead: bool = False) -> None:
         self._heads = heads
-        self._trees = LevelTrees(NAME, heads, heads.config.num_heads, form or LevelForm(), draw, ahead=ahead)
+        self._trees = LevelTrees(NAME, heads, heads.config.num_heads, form or LevelForm(), ahead=ahead)
         rows = heads.vocabulary.rows
         self._like = torch.zeros(heads.config.hidden_size, dtype=rows.dtype, device=rows.device)
 

@@ -19,7 +19,7 @@ from services.drafter.heads.files.head_fields import HeadFields
 from services.drafter.heads.files.head_files import CONFIG
 from services.drafter.heads.files.layouts import DRAFT_OFFSETS, DRAFTED
 from services.drafter.heads.files.level_files import Tensors, check_numbers, read_tensors, take_output, write_checkpoint
-from services.drafter.heads.files.target_rows import TargetRows, read_target_rows, read_target_shape
+from services.drafter.heads.files.target_rows import read_target_rows, read_target_shape
 from services.drafter.heads.streams.config import (
     ADAPTED,
     FROZEN,
@@ -117,18 +117,14 @@ def load_streams(
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
-    rows: TargetRows | None = None,
 ) -> Streams:
     """The streams in ``folder`` for the target in ``target``.
-
-    Args:
-        rows: the target's, if they have been read already.
 
     Raises:
         ConfigurationError: as ``read_streams``; or the draft vocabulary is not the target's.
     """
     stored = read_streams(folder, target)
-    rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows
+    rows = read_target_rows(target, device=device, dtype=dtype)
     output = take_output(stored.tensors, rows, read_target_shape(target), str(folder))
     module = Streams(stored.config, read_own_layers(target, stored.last), output)
     with torch.no_grad():

@@ -24,7 +24,6 @@ from services.drafter.heads.session import CommittedRows, FeatureSession, in_one
 from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.streams import Streams
 from services.drafter.sessions.cache_room import MOST_BYTES, CacheRoom
-from services.drafter.sessions.drawn_proposals import Draw
 from services.drafter.sessions.thread import use_threads
 from services.drafter.sources.interfaces import DraftWanted
 from speculation.messages import OpenSession
@@ -63,23 +62,13 @@ class StreamSource:
     Args:
         window: most committed rows that a row attends to. Beyond it, main rows differ a little from the target's own.
         form: of the trees.
-        draw: draws chains under ``acceptance: rejection``.
-        most_bytes: of all sessions' caches.
     """
 
-    def __init__(
-        self,
-        streams: Streams,
-        *,
-        window: int,
-        form: LevelForm | None = None,
-        draw: Draw | None = None,
-        most_bytes: int = MOST_BYTES,
-    ) -> None:
+    def __init__(self, streams: Streams, *, window: int, form: LevelForm | None = None) -> None:
         self._streams = streams
         self._ahead = streams.config.num_streams
-        self._trees = LevelTrees(NAME, streams, self._ahead, form or LevelForm(), draw)
-        self._room = CacheRoom(most_bytes)
+        self._trees = LevelTrees(NAME, streams, self._ahead, form or LevelForm())
+        self._room = CacheRoom(MOST_BYTES)
         embeddings, layers = streams.stream_embeddings, streams.own.config
         # Stands where the target's state is not known: a row of zeros adds nothing, and little is seen of it.
         self._missing = torch.zeros_like(embeddings[0])

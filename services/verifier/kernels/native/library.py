@@ -90,13 +90,13 @@ def library(name: str = "auto") -> Library | None:
     return None
 
 
-def why_none(name: str = "auto") -> str:
+def why_none() -> str:
     """Why ``library`` gives none, on one line; empty: it gives one, or this process has not imported torch, whose team of
     threads kernels are linked to, and cannot tell.
     """
-    if "torch" not in sys.modules or library(name) is not None:
+    if "torch" not in sys.modules or library() is not None:
         return ""
-    return " ".join(_LACKING[name].split())
+    return " ".join(_LACKING["auto"].split())
 
 
 def ship() -> list[Path]:
