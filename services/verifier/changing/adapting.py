@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
-from services.abandoned import may_be_left
+from services.abandoned import to_the_end
 from services.verifier.engine.identity import check_begun, with_adapter
 from services.verifier.loading.allowed_folder import allowed_folder
 from services.verifier.model.target import TransformersTarget
@@ -58,7 +58,7 @@ class Adapting:
         """
         name = request.adapter
         digest = self._target.adapters.get(name)
-        if digest is None or (name in self._closed_by and not request.committed):
+        if digest is None or (self._closed(name) and not request.committed):
             raise NotBegun(f"the verifier has no adapter {name}")
         check_begun(request, with_adapter(arithmetic, digest))
         self._under_way[name] += 1
@@ -100,12 +100,8 @@ class Adapting:
                 self._loaded_by[order.name] = order.order_id
             with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter") as reader:
                 load, loop = self._target.load_adapter, asyncio.get_running_loop()
-                loading = may_be_left(loop.run_in_executor(reader, load, order.name, folder))
-                try:
-                    digest = await asyncio.shield(loading)
-                finally:
-                    # Whoever stops to wait has it undone, which must find what was loaded.
-                    await asyncio.wait([loading])
+                # Whoever stops to wait has it undone, which must find what was loaded.
+                digest = await to_the_end(loop.run_in_executor(reader, load, order.name, folder))
         # Whoever closed it may be gone.
         self._closed_by.pop(order.name, None)
         return digest
@@ -130,6 +126,12 @@ class Adapting:
             using = f"{count} answers are" if count > 1 else "an answer is"
             allowed = f"an adapter that is not in use: {using} still written with it after {order.within_s:g} s"
             raise InvalidArgument("lora_name", name, allowed) from None
+
+    def _closed(self, name: str) -> bool:
+        """Whether an adapter is about to go, as far as a router still says what becomes of it."""
+        if name in self._closed_by and asyncio.get_running_loop().time() >= self._closed_until[name]:
+            del self._closed_by[name]
+        return name in self._closed_by
 
     def _drop(self, name: str) -> None:
         self._closed_by.pop(name, None)
