@@ -12,8 +12,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from services.yaml_text import read_yaml
 from speculation.errors import ConfigurationError
 from speculation.sources import STRATEGIES
 
@@ -109,9 +108,9 @@ def parse_keys(text: bytes, path: Path) -> tuple[KeyRecord, ...]:
     if len(text) > MOST_BYTES:
         raise ConfigurationError(f"larger than {MOST_BYTES >> 20} MiB", field="server.keys_file", value=path)
     try:
-        content = yaml.safe_load(text.decode("utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{' '.join(str(error).split())}", field="server.keys_file", value=path) from error
+        content = read_yaml(text.decode("utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{error}", field="server.keys_file", value=path) from error
     if not isinstance(content, list):
         raise ConfigurationError(
             field="server.keys_file", value=path, allowed="a list of keys (outrider new-key prints one)"

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast, get_args
 
-import yaml
-
 from services.router.rules.conditions import read_conditions
 from services.router.rules.fields import Field
 from services.router.rules.rule import Rule
 from services.router.strategies import StrategyConfig, listed_sources, served
+from services.yaml_text import read_yaml
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.sources import BLEND
@@ -53,9 +52,9 @@ def parse_rules(content: bytes, path: Path, config: StrategyConfig) -> tuple[Rul
     if len(content) > MOST_BYTES:
         raise ConfigurationError(f"larger than {MOST_BYTES >> 20} MiB", field="router.rules_file", value=path)
     try:
-        entries = yaml.safe_load(content.decode("utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{' '.join(str(error).split())}", field="router.rules_file", value=path) from error
+        entries = read_yaml(content.decode("utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{error}", field="router.rules_file", value=path) from error
     if not isinstance(entries, list):
         raise ConfigurationError(field="router.rules_file", value=path, allowed="a list of rules; an empty one is []")
     return read_rules(entries, f"{path}", config)
