@@ -196,7 +196,8 @@ def refuse_flags_of_others(command: str, args: Sequence[str], takes: Mapping[str
     if command.endswith(" serve") and "--port" in said:
         # Theirs is HTTP's; --port is gRPC's here.
         at = said.index("--port")
-        said[at : at + 2] = ["--set", f"server.http_port={said[at + 1]}"]
+        # The command line may end with it, of which the refusal is Typer's.
+        said[at : at + 2] = ["--set", f"server.http_port={''.join(said[at + 1 : at + 2]) or 'PORT'}"]
     # Otherwise Typer's own refusal names what is unknown, and what is near.
     if foreign:
         raise ConfigurationError(

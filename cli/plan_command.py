@@ -136,12 +136,12 @@ def _read(file: Path) -> str:
 
 
 def _yaml(file: Path) -> Any:
-    import yaml
+    from services.yaml_text import read_yaml
 
     try:
-        return yaml.safe_load(_read(file))
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"not YAML ({' '.join(str(error).split())})", field=file) from error
+        return read_yaml(_read(file))
+    except ValueError as error:
+        raise ConfigurationError(f"not YAML ({error})", field=file) from error
 
 
 def split(settings: Settings, gpus: str) -> tuple[list[GpuSplit], int, str]:

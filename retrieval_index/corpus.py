@@ -99,7 +99,7 @@ def _field_of(path: Path, number: int, line: str, field: str | None) -> str:
     wanted = FIELDS if field is None else (field,)
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"not JSON ({error})", field="--corpus", verb="", value=f"{path}:{number}") from error
     if isinstance(entry, dict):
         for name in wanted:

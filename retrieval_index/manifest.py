@@ -139,6 +139,10 @@ class Manifest:
                 raise ValueError("a count is not a whole number")
             if manifest.keep_by not in WAYS or type(manifest.whole_documents) is not bool:
                 raise ValueError("it does not say how documents were kept")
+            if not (isinstance(manifest.model, str) and isinstance(manifest.tokenizer_sha256, str)):
+                raise ValueError("it does not say for which model it is")
+            if type(manifest.perplexity_limit) not in (int, float, type(None)):
+                raise ValueError("its perplexity_limit is no number")
             if not (MIN_DEPTH <= manifest.depth <= MAX_DEPTH):
                 raise ValueError(f"depth {manifest.depth}")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -14,11 +14,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from typing_extensions import override
 
+from services.model_files.folder import reading
 from services.wrong_values import allowed, did_you_mean
+from services.yaml_text import read_yaml
 from speculation import limits
 from speculation.errors import ConfigurationError
 
@@ -284,14 +285,15 @@ def load_recipe(recipe: str, **changed: Any) -> AnyRecipe:
     if recipe in names():
         text = (resources.files("training") / "recipes" / f"{recipe}.yaml").read_text()
     elif Path(recipe).is_file():
-        text = Path(recipe).read_text()
+        with reading(f"read the recipe {recipe}", about=recipe):
+            text = Path(recipe).read_text(encoding="utf-8")
     else:
         known = f"one of {', '.join(names())}{did_you_mean(recipe, names())}"
         raise ConfigurationError(field="recipe", value=recipe, allowed=f"a YAML file, or {known}")
     try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"no YAML ({' '.join(str(error).split())})", field=recipe) from error
+        content = read_yaml(text)
+    except ValueError as error:
+        raise ConfigurationError(f"no YAML ({error})", field=recipe) from error
     if not isinstance(content, dict):
         raise ConfigurationError("must hold keys and values", field=recipe)
     return parse_recipe(content | changed, recipe)

@@ -83,7 +83,7 @@ def read_results(path: Path) -> dict[str, Any]:
     file = path / RESULTS if path.is_dir() else path
     try:
         results = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"cannot read {file}: {one_line(error, file)}; give the --out folder of an outrider bench run", about=file
         ) from error

@@ -51,7 +51,7 @@ def _of_json(path: Path, lines: list[str]) -> Iterator[Arrival]:
             entry: Any = json.loads(line)
             at_s, prompt, answer = float(entry["at_s"]), entry["prompt_tokens"], entry["answer_tokens"]
             name = json.dumps(entry.get("conversation", ["alone", number]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigurationError(f"not a request ({_LIKE_JSON}): {error!r}", field=f"{path}:{number}") from error
         if not 0 <= at_s < math.inf:
             raise ConfigurationError(place=f"{path}:{number}", field="at_s", value=at_s, allowed="at least 0")

@@ -87,7 +87,7 @@ def read_object(file: Path) -> dict[str, Any]:
         raise ConfigurationError(
             "there is none: name the --out folder of a run of outrider paper", field=str(file)
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"cannot be read ({one_line(error, file)}): delete it, and what it held is measured again", field=str(file)
         ) from error

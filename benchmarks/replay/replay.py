@@ -77,7 +77,7 @@ def read_traces(path: Path) -> list[Trace]:
 def _read_line(file: Path, number: int, line: str) -> Trace:
     try:
         entry: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"not JSON ({error})", field=f"{file}:{number}") from error
     if isinstance(entry, dict):
         prompt, output = entry.get("prompt_ids"), entry.get("output_ids")

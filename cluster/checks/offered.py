@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError
 
 from cluster.settings.placement import Section
 from services.wrong_values import allowed
+from services.yaml_text import read_documents, read_yaml
 from speculation.errors import ConfigurationError
 
 _FACTORS = {
@@ -97,9 +97,9 @@ def in_manifests(text: str, where: str) -> tuple[dict[str, Any], Offer]:
         ConfigurationError: it is not YAML, or holds not exactly one service.
     """
     try:
-        manifests = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"not YAML ({' '.join(str(error).split())})", field=where) from error
+        manifests = [each for each in read_documents(text) if isinstance(each, dict)]
+    except ValueError as error:
+        raise ConfigurationError(f"not YAML ({error})", field=where) from error
     found = [
         data for each in manifests if isinstance(data := each.get("data"), dict) and {SETTINGS_KEY, PODS_KEY} <= set(data)
     ]
@@ -111,5 +111,10 @@ def in_manifests(text: str, where: str) -> tuple[dict[str, Any], Offer]:
             ),
             field=where,
         )
-    settings = yaml.safe_load(found[0][SETTINGS_KEY])
-    return settings, read_offer(yaml.safe_load(found[0][PODS_KEY]), where)
+    try:
+        settings, pods = (read_yaml(str(found[0][key])) for key in (SETTINGS_KEY, PODS_KEY))
+    except ValueError as error:
+        raise ConfigurationError(f"{SETTINGS_KEY} or {PODS_KEY} is not YAML ({error})", field=where) from error
+    if not isinstance(settings, dict | None):
+        raise ConfigurationError(f"{SETTINGS_KEY} must hold a mapping of sections", field=where)
+    return settings or {}, read_offer(pods, where)

@@ -8,7 +8,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -21,6 +20,7 @@ from cluster.settings.server import ServerSettings
 from cluster.settings.unknown import unknown
 from services.machine.processor import cache_folder
 from services.wrong_values import allowed
+from services.yaml_text import read_yaml
 from speculation.errors import ConfigurationError
 
 # Not a setting: the API key that the command line sends as a client.
@@ -133,15 +133,15 @@ def load(
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"cannot read the configuration {path}: it is not UTF-8 (byte {error.start}); save it as UTF-8", about=path
         ) from error
     except OSError as error:
         raise ConfigurationError(f"cannot read the configuration {path}: {error.strerror}", about=path) from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"cannot read the configuration {path}: {_one_line(error)}", about=path) from error
+    except ValueError as error:
+        raise ConfigurationError(f"cannot read the configuration {path}: {error}", about=path) from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -156,10 +156,6 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         under = both.get(key)
         both[key] = {**under, **value} if isinstance(under, dict) and isinstance(value, dict) else value
     return both
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _check_keys(content: Mapping[Any, Any], path: str) -> None:
@@ -179,8 +175,8 @@ def _put(tree: dict[str, Any], keys: Sequence[str], value: str) -> None:
             raise ConfigurationError(f"{key} is a value, not a section", field=".".join(keys))
         tree = below
     try:
-        tree[keys[-1]] = yaml.safe_load(value) if value[:1] in ("[", "{") or value == "null" else value
-    except yaml.YAMLError as error:
+        tree[keys[-1]] = read_yaml(value) if value[:1] in ("[", "{") or value == "null" else value
+    except ValueError as error:
         raise ConfigurationError("not a YAML list or mapping", field=".".join(keys), value=f"{value!r}") from error
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
+from services.yaml_text import read_yaml
 from speculation.errors import ConfigurationError
 
 
@@ -45,9 +44,9 @@ class ListFile:
         if len(content) > self.most_bytes:
             raise ConfigurationError(f"larger than {self.most_bytes >> 20} MiB", field=self.setting, value=path)
         try:
-            entries = yaml.safe_load(content.decode("utf-8"))
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ConfigurationError(" ".join(str(error).split()), field=self.setting, value=path) from error
+            entries = read_yaml(content.decode("utf-8"))
+        except ValueError as error:
+            raise ConfigurationError(f"{error}", field=self.setting, value=path) from error
         if not isinstance(entries, list):
             raise ConfigurationError(field=self.setting, value=path, allowed=self.holds)
         return entries

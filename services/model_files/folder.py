@@ -211,7 +211,7 @@ def tokenizer_digest(folder: Path) -> str:
     try:
         found = file.stat()
         return _tokenizer_digest(file, found.st_mtime_ns, found.st_size)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"cannot read tokenizer.json ({one_line(error, file)})", field=folder) from error
 
 

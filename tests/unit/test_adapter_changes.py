@@ -182,6 +182,22 @@ async def test_one_whose_router_was_lost_while_it_unloaded_is_unloaded_by_the_ne
     assert only.target.adapters == {}
 
 
+async def test_one_whose_router_was_lost_while_it_unloaded_serves_again() -> None:
+    changes, (only,) = service_of(Adapters())
+    await changes.load("one", ONE)
+    lost = AdapterOrder(order_id="of the lost one", step="close", name="one", within_s=limits.UNLOAD_S)
+    await only.adapt(lost)
+    end = asyncio.Event()
+    end.set()
+    with pytest.raises(NotBegun):
+        await only.answer("one", end)
+    only.adapting._closed_until["one"] -= 2 * limits.UNLOAD_S
+    assert len(await only.answer("one", end)) == 2
+    # What it still says comes too late.
+    await only.adapt(replace(lost, step="drop"))
+    assert only.target.adapters == {"one": "d"}
+
+
 @pytest.fixture
 def short() -> Iterator[Path]:
     """A folder whose path an error shows whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -302,6 +303,17 @@ def test_unknown_orders_are_refused() -> None:
         setattr(wire, field, "sideways")
         with refuses(InvalidArgument, field=field, value="sideways"):
             verification.decode_reload(wire)
+
+
+@pytest.mark.parametrize("within_s", [-1.0, 1e9, math.inf, math.nan])
+def test_orders_name_a_time_that_can_be_waited(within_s: float) -> None:
+    for order, encode, decode in (
+        (RELOAD, verification.encode_reload, verification.decode_reload),
+        (ADAPTING, verification.encode_adapting, verification.decode_adapting),
+    ):
+        wire = encode(replace(order, within_s=within_s))
+        with refuses(InvalidArgument, field="within_s"):
+            decode(wire)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ SAID = {
         "Qwen/Qwen3-0.6B --port 8000 --max-num-seqs 16",
         "--model Qwen/Qwen3-0.6B --set server.http_port=8000 --set verifier.max_num_seqs=16",
     ),
+    "a port that is not said": ("a --port", "--model a --set server.http_port=PORT"),
     "a folder with =": ("./runs/lr=1e-4/model -c 4096", "--model ./runs/lr=1e-4/model --set verifier.max_model_len=4096"),
     "several adapters and names": (
         "a --lora-modules one=/a two=/b=c --served-model-name x y",
@@ -76,6 +77,11 @@ def test_a_command_line_of_another_server_is_said_as_here(case: str) -> None:
 def test_what_nobody_knows_is_refused_as_ever() -> None:
     found = CliRunner().invoke(app, ["serve", "--confg", "a"])
     assert found.exit_code == 2 and "No such option: --confg" in found.output
+
+
+def test_a_port_that_is_not_said_is_refused_as_ever() -> None:
+    found = CliRunner().invoke(app, ["serve", "--port"])
+    assert found.exit_code == 2 and "requires an argument" in found.output
 
 
 @pytest.mark.parametrize("page", ["from-vllm.md", "from-sglang.md"])

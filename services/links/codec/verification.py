@@ -188,10 +188,11 @@ def decode_adapting(wire: verification_pb2.AdaptRequest) -> AdapterOrder:
     """Decode a message from router to verifier.
 
     Raises:
-        InvalidArgument: an unknown step.
+        InvalidArgument: an unknown step, or no time within which it may be taken.
     """
     if wire.step not in get_args(AdapterStep):
         raise InvalidArgument("step", wire.step, f"one of {', '.join(get_args(AdapterStep))}")
+    _check_within(wire.within_s)
     return _ADAPTING.decode(wire)
 
 
@@ -213,12 +214,18 @@ def decode_reload(wire: verification_pb2.ReloadRequest) -> ReloadOrder:
     """Decode the message of ``encode_reload``.
 
     Raises:
-        InvalidArgument: there is no such step, or no such fate of running answers; names the field.
+        InvalidArgument: there is no such step, fate of running answers, or time; names the field.
     """
     for name, known in (("step", get_args(ReloadStep)), ("running", get_args(RunningAnswers))):
         if (value := getattr(wire, name)) not in known:
             raise InvalidArgument(name, value, f"one of {', '.join(known)}")
+    _check_within(wire.within_s)
     return _RELOAD.decode(wire)
+
+
+def _check_within(within_s: float) -> None:
+    if not 0 <= within_s <= (most := limits.RELOAD_WITHIN_S[1]):
+        raise InvalidArgument("within_s", within_s, f"a number from 0 to {most:g}")
 
 
 def encode_reloaded(weights: str) -> verification_pb2.ReloadResponse:

@@ -257,6 +257,12 @@ class WeightFiles:
         return self._opened[path]
 
 
+def is_whole_float(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds floating-point numbers of two bytes and more. Smaller ones are codes: each format has its own
+    scales beside them, and torch computes next to nothing with them."""
+    return tensor.is_floating_point() and tensor.itemsize > 1
+
+
 def check_shared(folder: Path, target: Path) -> None:
     """Check the weights that the model in ``folder`` shares against this target's.
 

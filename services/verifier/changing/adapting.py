@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
-from services.abandoned import may_be_left
+from services.abandoned import to_the_end
 from services.verifier.engine.identity import check_begun, with_adapter
 from services.verifier.loading.allowed_folder import allowed_folder
 from services.verifier.model.target import TransformersTarget
@@ -58,7 +58,7 @@ class Adapting:
         """
         name = request.adapter
         digest = self._target.adapters.get(name)
-        if digest is None or (name in self._closed_by and not request.committed):
+        if digest is None or (self._closed(name) and not request.committed):
             raise NotBegun(f"the verifier has no adapter {name}")
         check_begun(request, with_adapter(arithmetic, digest))
         self._under_way[name] += 1
@@ -103,15 +103,11 @@ class Adapting:
                 self._loaded_by[order.name] = order.order_id
             # A thread of its own, since torch's threads in it go with it.
             reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter")
-            loading = may_be_left(asyncio.get_running_loop().run_in_executor(reader, load))
             try:
-                digest = await asyncio.shield(loading)
-            finally:
                 # Whoever stops to wait has it undone, which must find what was loaded.
-                try:
-                    await asyncio.wait([loading])
-                finally:
-                    reader.shutdown(wait=False)
+                digest = await to_the_end(asyncio.get_running_loop().run_in_executor(reader, load))
+            finally:
+                reader.shutdown(wait=False)
         # Whoever closed it may be gone.
         self._closed_by.pop(order.name, None)
         return digest
@@ -136,6 +132,12 @@ class Adapting:
             using = f"{count} answers are" if count > 1 else "an answer is"
             allowed = f"an adapter that is not in use: {using} still written with it after {order.within_s:g} s"
             raise InvalidArgument("lora_name", name, allowed) from None
+
+    def _closed(self, name: str) -> bool:
+        """Whether an adapter is about to go, as far as a router still says what becomes of it."""
+        if name in self._closed_by and asyncio.get_running_loop().time() >= self._closed_until[name]:
+            del self._closed_by[name]
+        return name in self._closed_by
 
     def _drop(self, name: str) -> None:
         self._closed_by.pop(name, None)

@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
+from services.abandoned import to_the_end
 from services.verifier.config import TargetConfig
 from services.verifier.engine.identity import Identity
 from services.verifier.engine.loop import DecodingLoop
@@ -99,8 +100,9 @@ class Reloading:
                 if order.step == "pause":
                     await self._pause(order)
                 elif order.step == "replace":
-                    await self._exchange(found, found.identity)
-                    found.replaced = True
+                    # Once, however often it is ordered.
+                    if not found.replaced:
+                        await self._exchange(found, found.identity)
                 else:
                     self._keep(found)
             finally:
@@ -168,7 +170,8 @@ class Reloading:
             return weights, self._arithmetic_of(weights.digest)
 
         async with self.reading:
-            weights, arithmetic = await asyncio.to_thread(loaded)
+            # Not beside the next one, should whoever has asked for this one have gone.
+            weights, arithmetic = await to_the_end(asyncio.create_task(asyncio.to_thread(loaded)))
             identity = replace(self._loop.identity, arithmetic=arithmetic)
             self._open = _Reload(order, weights, identity, self._loop.identity)
         self._settled.clear()
@@ -227,8 +230,12 @@ class Reloading:
 
     async def _exchange(self, found: _Reload, identity: Identity) -> None:
         """Choose tokens by the other weights from now on."""
+        # A thread that has begun does it, whoever has gone meanwhile, and then all must know.
+        await to_the_end(asyncio.create_task(self._exchanged(found, identity)))
+
+    async def _exchanged(self, found: _Reload, identity: Identity) -> None:
         await asyncio.get_running_loop().run_in_executor(self._worker, self._target.exchange, found.weights)
-        self._loop.identity = identity
+        found.replaced, self._loop.identity = not found.replaced, identity
         self._loop.pause.refuse_moved()
 
     async def _undo(self, reload_id: str) -> None:

@@ -15,6 +15,8 @@ from speculation.files import write_whole
 log = logging.getLogger(__name__)
 
 Measured = TypeVar("Measured")
+# What reading another content than ours raises.
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
 def digest_of(model_path: str) -> str:
@@ -27,7 +29,7 @@ def latest(folder: Path, **about: object) -> Any:
     """The latest measurement whose ``about`` contains these entries; None if there is none."""
     with contextlib.suppress(OSError):
         for file in sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True):
-            with contextlib.suppress(ValueError, KeyError, TypeError):
+            with contextlib.suppress(*_DAMAGED):
                 content = json.loads(file.read_text())
                 if about.items() <= content["about"].items():
                     return content["measured"]
@@ -56,7 +58,7 @@ class Kept:
             if content["about"] != self._about:
                 raise ValueError("it is of another model, machine or version")
             return parse(content["measured"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *_DAMAGED) as error:
             log.warning("cannot use %s, measuring anew: %s", self._file, error)
             return None
 

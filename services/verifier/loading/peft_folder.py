@@ -13,7 +13,7 @@ from safetensors import safe_open
 from services.model_files.folder import reading
 from services.model_files.peft_config import CONFIG, WEIGHTS, PeftConfig, read_peft_config, weights_file
 from services.model_files.weights.described import FLOATS
-from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.files import WeightFiles, is_whole_float
 from services.model_files.weights.headers import read_header
 from services.verifier.kernels.native.low_rank_kernel import LowRank
 from speculation.errors import ConfigurationError
@@ -130,7 +130,7 @@ def _check(
     if layer is None or layer.parts != parts:
         kind = "embedding" if parts == _OF_EMBEDDING else "linear layer"
         raise _refused(folder, f"it adapts {module}, and the served model has no {kind} of that name that takes all rows")
-    if not down.is_floating_point() or not up.is_floating_point():
+    if not all(is_whole_float(each) for each in (down, up)):
         raise _refused(folder, f"{module} is stored as {down.dtype} and {up.dtype}: {', '.join(FLOATS)} are read")
     rank, inputs = config.rank_of(module), "tokens" if layer.is_embedding else "inputs"
     sizes = (rank, layer.inputs), (layer.outputs, rank)

@@ -27,7 +27,7 @@ from services.drafter.heads.files.pickled import refuse_pickles
 from services.drafter.heads.files.target_rows import RowTable, TargetRows, read_target_rows, read_target_shape
 from services.drafter.heads.files.target_shape import TRAINING, check_tokenizer
 from services.model_files.folder import read_json, reading
-from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.files import WeightFiles, is_whole_float
 from speculation.errors import ConfigurationError
 
 CONFIG = "config.json"
@@ -162,11 +162,11 @@ def _fill(head: FeatureHead, tensors: Tensors, layout: HeadLayout, where: str) -
     for name, tensor in tensors.items():
         if name not in wanted:
             raise refused(layout.public(name), "unknown", "its config.json has no place for it")
-        if not bool(torch.isfinite(tensor).all()):
-            raise refused(layout.public(name), "infinite values or NaN", verb="holds", allowed="finite numbers")
         if tensor.shape != wanted[name].shape:
             shown, must = list(tensor.shape), list(wanted[name].shape)
             raise refused(layout.public(name), shown, allowed=f"{must}, by config.json and the target")
-        if not tensor.is_floating_point():
+        if not is_whole_float(tensor):
             raise refused(layout.public(name), tensor.dtype, allowed="floating-point numbers")
+        if not bool(torch.isfinite(tensor).all()):
+            raise refused(layout.public(name), "infinite values or NaN", verb="holds", allowed="finite numbers")
     head.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)

@@ -18,7 +18,7 @@ from services.drafter.heads.files.pickled import refuse_pickles
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.files.target_shape import TRAINING, check_tokenizer
 from services.model_files.folder import reading
-from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.files import WeightFiles, is_whole_float
 from services.model_files.weights.headers import SINGLE
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
@@ -56,7 +56,7 @@ def check_numbers(tensors: Tensors, where: str) -> None:
         ConfigurationError: names one that is not.
     """
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+        if not is_whole_float(tensor) or not bool(torch.isfinite(tensor).all()):
             raise ConfigurationError(
                 place=f"cannot load the head at {where}",
                 field=f"the tensor {name}",

@@ -1,0 +1,98 @@
+"""Whoever orders weights to be replaced may go at any point: its call is cancelled, and what a thread does goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.build import Pipeline
+from speculation.reloads import ReloadOrder
+from tests.patience import PATIENCE_S
+from tests.service import pipeline
+from tests.weight_versions import Versions, answered, wanted
+
+
+def flag(versions: Versions) -> str:
+    return f"verifier.weights_from=['{versions.folder}']"
+
+
+def order_for(folder: Path) -> ReloadOrder:
+    return ReloadOrder(reload_id="r", step="read", folder=str(folder), within_s=10.0)
+
+
+class Slow:
+    """A function that begins when it is called, and ends when the test says so."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.at_once = self.most = 0
+
+    def __call__(self, *given: Any) -> Any:
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        self.begun.set()
+        assert self.go_on.wait(PATIENCE_S)
+        try:
+            return self._function(*given)
+        finally:
+            self.at_once -= 1
+
+
+async def left(running: Pipeline, order: ReloadOrder, slow: Slow) -> None:
+    """Order a step, and go while a thread takes it; twice, since who is cancelled may be so again."""
+    call = asyncio.create_task(running.verifier.reload(order))
+    assert await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
+    for _ in range(2):
+        call.cancel()
+        await asyncio.sleep(0.01)
+    slow.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+@pytest.mark.parametrize("step", ["replace", "undo"])
+async def test_who_goes_while_weights_are_exchanged(versions: Versions, step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pipeline(versions.folder / "a", flag(versions)) as running:
+        order, target = order_for(versions.folder / "b"), running.verifier._target
+        for before in ("read", "pause", "replace") if step == "undo" else ("read", "pause"):
+            await running.verifier.reload(replace(order, step=before))
+        with monkeypatch.context() as patch:
+            patch.setattr(target, "exchange", slow := Slow(target.exchange))
+            await left(running, replace(order, step=step), slow)
+        await running.verifier.reload(replace(order, step="undo"))
+        versions.check(0, await answered(running.router, wanted(0)), "a")
+
+
+async def test_weights_that_are_ordered_twice_are_exchanged_once(versions: Versions) -> None:
+    async with pipeline(versions.folder / "a", flag(versions)) as running:
+        order = order_for(versions.folder / "b")
+        for step in ("read", "pause", "replace", "replace", "keep"):
+            await running.verifier.reload(replace(order, step=step))
+        versions.check(0, await answered(running.router, wanted(0)), "b")
+
+
+async def test_who_goes_while_weights_are_read_leaves_no_second_reader(
+    versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pipeline(versions.folder / "a", flag(versions)) as running:
+        order, target = order_for(versions.folder / "b"), running.verifier._target
+        monkeypatch.setattr(target, "new_weights", slow := Slow(target.new_weights))
+        call = asyncio.create_task(running.verifier.reload(order))
+        assert await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
+        call.cancel()
+        another = asyncio.create_task(running.verifier.reload(replace(order, reload_id="another")))
+        await asyncio.sleep(0.05)
+        slow.go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await another
+        assert slow.most == 1
+        await running.verifier.reload(replace(order, reload_id="another", step="undo"))
+        versions.check(0, await answered(running.router, wanted(0)), "a")
