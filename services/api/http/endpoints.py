@@ -31,7 +31,7 @@ from services.api.http.ops_listener import TEXT
 from services.api.http.page import DOCS, page
 from services.api.messages import RouterPort, TokenSpelling
 from services.api.model_card import ModelCard
-from services.api.readiness import LatelyReady, Well
+from services.api.readiness import LatelyReady, Readiness
 from services.logs.printable import printable_line
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
 
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
 # Makes the answer to a request, given the router, its name and its time in seconds.
 Form = Callable[[Asked, Prepared, RouterPort, str, int], AnswerInProgress]
-# Names fields of a request that had no effect.
 # Tokens of an answer, its prompt included, whose JSON is written in a thread.
 _MANY = 512
+# Names fields of a request that had no effect.
 _IGNORED, _MOST_NAMED = "x-outrider-ignored", 500
 
 
@@ -62,9 +62,9 @@ class Endpoints:
         self._gate = gate
         self._config = config
         self._exposition = exposition
-        self._well = Well(router)
+        self._readiness = Readiness(router)
         self._started = int(time.time())
-        self._ready = LatelyReady(self._well.ready)
+        self._ready = LatelyReady(self._readiness.ready)
         self._state = LatelyKnownState(router)
         self.running: dict[AnswerInProgress, RunningChoices] = {}
 
@@ -165,7 +165,7 @@ class Endpoints:
 
     async def stop(self) -> None:
         """End what goes on beside requests."""
-        await self._well.stop()
+        await self._readiness.stop()
 
     async def models(self, call: HttpCall) -> None:
         """GET /v1/models"""
