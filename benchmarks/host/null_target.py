@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from typing_extensions import override
@@ -30,6 +32,7 @@ from services.verifier.model.target_port import (
     tokens_of,
 )
 from services.verifier.model.tree_rows import TreeRows, counts_of, top_ks_of
+from speculation.id_rows import IdRows
 from speculation.types import Features
 
 # Rows of a request that read keys and values together: of a model with four query heads per key-value head.
@@ -75,8 +78,10 @@ class _ScriptedChooser(Chooser):
             start = time.thread_time()
             tops, first = Tops(), 0
             for count, k in zip(counts_of(batch), top_ks_of(batch), strict=True):
-                own = choices[first : first + count]
-                tops.append(tuple([likely_after(max(0, each), k) for each in own]) if k else ())
+                ids = array(
+                    "i", chain.from_iterable([likely_after(max(0, each), k) for each in choices[first : first + count]])
+                )
+                tops.append(IdRows(ids, k) if k else ())
                 first += count
             self.own_s += time.thread_time() - start
             return tops
@@ -299,9 +304,9 @@ def scripted_text(seed: int, length: int) -> list[int]:
     return text[:length]
 
 
-def likely_after(token: int, count: int) -> tuple[int, ...]:
+def likely_after(token: int, count: int) -> range:
     """``count`` ids, ``token`` first: what a target that chooses ``token`` might also find likely."""
-    return tuple(range(token, token + count))
+    return range(token, token + count)
 
 
 def choices_of(text: Sequence[int], context: int, chain: int, parents: Sequence[int]) -> list[int]:

@@ -81,7 +81,7 @@ class TreeOutcomes(Sequence[Outcome]):
 
     __slots__ = ("_batch", "ids", "top_ids")
 
-    def __init__(self, batch: Sequence[Rows], ids: Sequence[int], top_ids: Sequence[tuple[tuple[int, ...], ...]]) -> None:
+    def __init__(self, batch: Sequence[Rows], ids: Sequence[int], top_ids: Sequence[Sequence[tuple[int, ...]]]) -> None:
         self._batch, self.ids, self.top_ids = batch, ids, top_ids
 
     @override
