@@ -73,10 +73,11 @@ class Arrivals:
         """Take several drafts as ``take`` does each; their trees are checked together. Returns whether one is for a live
         request.
         """
-        check, group, taken = TreeCheck(drafts, self._vocab_size, origin.serves), drafts.group, False
-        tracked, find, name = self._experiences.known(origin.name, group), self._requests.find, origin.name
+        check, group, name, taken = TreeCheck(drafts, self._vocab_size, origin.serves), drafts.group, origin.name, False
+        experience = self._experiences.of(name, group) if self._experiences.known(name, group) else None
+        running, find = self._requests.running, self._requests.find
         for number, draft in enumerate(drafts.alone()):
-            request = find(draft.session_id)
+            request = running.get(draft.session_id) or find(draft.session_id)
             mailbox = None if request is None else request.mailboxes.get(name)
             if request is None or mailbox is None:
                 continue
@@ -84,10 +85,12 @@ class Arrivals:
             try:
                 # What is not sound is looked at once more, to say why.
                 sound = check.sound(number, planned)
-                usual = sound and tracked and not request.in_pass and group not in planned
-                # Each at its own time: a step that waits goes on once the last one is there.
-                if not (usual and mailbox.add_next(draft, len(request.tokens), self._now())):
-                    self._take(origin, request, mailbox, draft, sound=sound)
+                if experience is not None and sound and not request.in_pass and group not in planned:
+                    experience.spoke()
+                    # Each at its own time: a step that waits goes on once the last one is there.
+                    if mailbox.add_next(draft, len(request.tokens), self._now(), experience):
+                        continue
+                self._take(origin, request, mailbox, draft, sound=sound)
             except Exception:
                 log.exception("handling a draft of %s failed; it is dropped", origin.name)
         return taken

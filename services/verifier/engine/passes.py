@@ -211,7 +211,11 @@ def _choose_nodes(
         if part.drafted is not EMPTY_TREE:
             part.tree = tree
             part.request.note_choice(len(part.drafted.tokens), len(tree.tokens))
-    _choose_ends([part for part in yielding if not part.request.plain and part.request.streams], budget, decoding)
+    _choose_ends(
+        [part for part in yielding if not (part.request.plain or part.request.ordinary) and part.request.streams],
+        budget,
+        decoding,
+    )
     return failed
 
 
