@@ -8,8 +8,9 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from typing_extensions import override
 
@@ -76,13 +77,12 @@ class _ScriptedChooser(Chooser):
     def _likeliest(self, batch: Sequence[Rows], logits: torch.Tensor) -> Callable[[Sequence[int]], Tops]:
         def found(choices: Sequence[int]) -> Tops:
             start = time.thread_time()
-            tops, first = Tops(), 0
-            for count, k in zip(counts_of(batch), top_ks_of(batch), strict=True):
-                ids = array(
-                    "i", chain.from_iterable([likely_after(max(0, each), k) for each in choices[first : first + count]])
-                )
-                tops.append(IdRows(ids, k) if k else ())
-                first += count
+            counts, widths = counts_of(batch), top_ks_of(batch)
+            flat = {k: likely_after(choices, k) for k in {*widths} if k}
+            ends = pairwise(accumulate(counts, initial=0))
+            tops: Tops = [
+                IdRows(flat[k][begin * k : end * k], k) if k else () for (begin, end), k in zip(ends, widths, strict=True)
+            ]
             self.own_s += time.thread_time() - start
             return tops
 
@@ -304,9 +304,10 @@ def scripted_text(seed: int, length: int) -> list[int]:
     return text[:length]
 
 
-def likely_after(token: int, count: int) -> range:
-    """``count`` ids, ``token`` first: what a target that chooses ``token`` might also find likely."""
-    return range(token, token + count)
+def likely_after(tokens: Sequence[int], count: int) -> array[int]:
+    """``count`` ids for each token, itself first: what a target that chooses it might also find likely."""
+    chosen = np.array(tokens, dtype=np.int32).clip(0)
+    return array("i", (chosen[:, None] + np.arange(count, dtype=np.int32)).tobytes())
 
 
 def choices_of(text: Sequence[int], context: int, chain: int, parents: Sequence[int]) -> list[int]:
