@@ -270,7 +270,9 @@ class NullTarget:
         self._tokens += len(kept)
         own = self._computed[request_id]
         own += kept
-        self._blocks.seal(request_id, own)
+        # Where a block is full.
+        if len(own) % BLOCK < len(kept):
+            self._blocks.seal(request_id, own)
 
     def keep_singles(self, batch: SingleRows) -> None:
         for request_id, token in zip(batch.request_ids, batch.tokens, strict=True):

@@ -344,7 +344,9 @@ class LiveRequest:
         """
         if mailbox.ahead or self.by_paper:
             return self.max_nodes
-        return min(self.max_nodes, wanted.nodes, max(_FEWEST, 2 * self.most_credited))
+        most = self.max_nodes if self.max_nodes < wanted.nodes else wanted.nodes
+        usual = 2 * self.most_credited if 2 * self.most_credited > _FEWEST else _FEWEST
+        return most if most < usual else usual
 
     def report(self, mailbox: Mailbox, verdict: Verdict, wanted: Wanted, *, asks: bool) -> StepReport:
         """The message that reports a committed step to an origin and asks for the next draft.
