@@ -157,20 +157,21 @@ class Mailbox:
         self._bringing = None
         self._found = (length, [ready]) if alone else None
 
-    def add_next(self, draft: Draft, length: int, now: float, experience: Experience) -> bool:
+    def add_next(self, draft: Draft, length: int, now: float, took: list[float]) -> bool:
         """As ``add``, of what nearly every draft is: the one that was asked for after all ``length`` tokens, with no other
         at hand. False: it is another one, and nothing was done.
 
         Args:
-            experience: of its group; it knows that the origin spoke.
+            took: gets the seconds for ``Experience.came``, which is told of several drafts together.
         """
         group, asked_at = draft.group, self._asked.get(length)
         if asked_at is None or draft.base_length != length or draft.base_hash != self._prefixes.hash:
             return False
         if self._kept or group not in self._worth or draft.assumed or draft.more or draft.unready:
             return False
+        self._experience(group).spoke()
         if length != self._opened_at:
-            experience.came(now - asked_at)
+            took.append(now - asked_at)
         self.received[group] += 1
         self._busy_at = length
         if length > self._answered:
