@@ -34,7 +34,7 @@ class SentReports:
     max_nodes: Sequence[int]
     min_probabilities: Sequence[float]
     trees: Sequence[TokenTree]
-    top_ids: Sequence[tuple[tuple[int, ...], ...]]
+    top_ids: Sequence[Sequence[tuple[int, ...]]]
 
     def __len__(self) -> int:
         return len(self.session_ids)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -148,6 +149,10 @@ class RecentTimes:
     def add(self, seconds: float) -> None:
         """Add one; infinite: it never ended."""
         self._took.append(seconds)
+
+    def extend(self, seconds: Sequence[float]) -> None:
+        """As ``add`` of each."""
+        self._took.extend(seconds)
 
     @property
     def mean(self) -> float:

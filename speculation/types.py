@@ -300,7 +300,7 @@ class Observation:
     """
 
     tree: TokenTree = EMPTY_TREE
-    top_ids: tuple[tuple[int, ...], ...] = ()
+    top_ids: Sequence[tuple[int, ...]] = ()
     probe_ids: tuple[tuple[int, ...], ...] = ()
     probe_chances: tuple[tuple[float, ...], ...] = ()
     features: Features | None = None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 
 from benchmarks.host.gpu_layout import GpuLayout
@@ -29,6 +32,7 @@ from services.verifier.model.target_port import (
     tokens_of,
 )
 from services.verifier.model.tree_rows import TreeRows, counts_of, top_ks_of
+from speculation.id_rows import IdRows
 from speculation.types import Features
 
 # Rows of a request that read keys and values together: of a model with four query heads per key-value head.
@@ -77,11 +81,12 @@ class _ScriptedIds:
 
         def found() -> Tops:
             start = time.thread_time()
-            tops, first = Tops(), 0
-            for count, k in zip(counts_of(batch), top_ks_of(batch), strict=True):
-                own = choices[first : first + count]
-                tops.append(tuple([likely_after(max(0, each), k) for each in own]) if k else ())
-                first += count
+            counts, widths = counts_of(batch), top_ks_of(batch)
+            flat = {k: likely_after(choices, k) for k in {*widths} if k}
+            ends = pairwise(accumulate(counts, initial=0))
+            tops: Tops = [
+                IdRows(flat[k][begin * k : end * k], k) if k else () for (begin, end), k in zip(ends, widths, strict=True)
+            ]
             self.own_s += time.thread_time() - start
             return tops
 
@@ -270,7 +275,9 @@ class NullTarget:
         self._tokens += len(kept)
         own = self._computed[request_id]
         own += kept
-        self._blocks.seal(request_id, own)
+        # Where a block is full.
+        if len(own) % BLOCK < len(kept):
+            self._blocks.seal(request_id, own)
 
     def keep_singles(self, batch: SingleRows) -> None:
         for request_id, token in zip(batch.request_ids, batch.tokens, strict=True):
@@ -304,9 +311,10 @@ def scripted_text(seed: int, length: int) -> list[int]:
     return text[:length]
 
 
-def likely_after(token: int, count: int) -> tuple[int, ...]:
-    """``count`` ids, ``token`` first: what a target that chooses ``token`` might also find likely."""
-    return tuple(range(token, token + count))
+def likely_after(tokens: Sequence[int], count: int) -> array[int]:
+    """``count`` ids for each token, itself first: what a target that chooses it might also find likely."""
+    chosen = np.array(tokens, dtype=np.int32).clip(0)
+    return array("i", (chosen[:, None] + np.arange(count, dtype=np.int32)).tobytes())
 
 
 def choices_of(text: Sequence[int], context: int, chain: int, parents: Sequence[int]) -> list[int]:

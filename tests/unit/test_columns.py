@@ -14,6 +14,7 @@ from services.links.codec.packed import packed
 from speculation import limits
 from speculation.columns import DraftColumns, ReportColumns, SentReports
 from speculation.errors import InvalidArgument
+from speculation.id_rows import IdRows
 from speculation.messages import (
     CloseSession,
     Draft,
@@ -129,6 +130,28 @@ def test_reports_sent_by_columns_are_read_as_if_each_were_sent_alone(seed: int) 
     assert wires == [wire.SerializeToString() for wire in drafting.encode_drafting_calls(reports)]
     older = drafting.encode_drafting_calls([sent], columns=False)
     assert [call for wire in older for call in drafting.decode_drafting_calls(wire)] == reports
+
+
+def in_one_array(report: StepReport) -> StepReport:
+    """As a target has found it, where there are as many likely ids after each node."""
+    seen = report.observation
+    if seen is None or len({*map(len, seen.top_ids)}) != 1 or not seen.top_ids[0]:
+        return report
+    ids = IdRows(array("i", [each for row in seen.top_ids for each in row]), len(seen.top_ids[0]))
+    return replace(report, observation=replace(seen, top_ids=ids))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_likely_ids_in_one_array_are_sent_as_tuples_are(seed: int) -> None:
+    source = random.Random(seed)
+    reports = [sent_of(source, number) for number in range(source.randint(1, 12))]
+    held = [in_one_array(report) if source.random() < 0.8 else report for report in reports]
+    assert held == reports
+    sent = [SentReports.of(reports), SentReports.of(held)]
+    assert columns.numbers_of_sent(sent[0]) == columns.numbers_of_sent(sent[1])
+    for calls in ([sent[1]], held):
+        wires = [wire.SerializeToString() for wire in drafting.encode_drafting_calls(calls)]
+        assert wires == [wire.SerializeToString() for wire in drafting.encode_drafting_calls(reports)]
 
 
 @pytest.mark.parametrize("seed", range(40))

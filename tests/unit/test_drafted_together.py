@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -221,6 +222,31 @@ async def test_sessions_that_are_asked_alone_in_between_have_missed_nothing() ->
             assert isinstance(draft, Draft)
             each.tree = draft.tree
     assert pair.drafted == 12
+
+
+async def test_sessions_of_a_slow_step_draft_alone_next() -> None:
+    pair, told = await _opened("ab")
+    draw, drafter = Random(7), pair.together
+
+    def stepped() -> ReportColumns:
+        return columns_of([replace(report_of(draw, each, 4), max_nodes=4) for each in told.values()])
+
+    def note(drafts: Sequence[object]) -> None:
+        for each, draft in zip(told.values(), drafts, strict=True):
+            assert isinstance(draft, Draft)
+            each.tree = draft.tree
+
+    # Five seconds a session, where half a second is allowed.
+    slow = drafter._together.drafted(drafter._sessions, stepped(), 0.5, time.perf_counter() - 10)
+    assert slow is not None
+    note(slow.alone())
+    assert all(session.text_s > 0.5 for session in drafter._sessions.values())
+    alone = stepped()
+    assert drafter.together(alone) is None
+    # They tell how long they take, and go together again.
+    note([await drafter.step(report) for report in alone.alone()])
+    made = drafter.together(stepped())
+    assert made is not None and len(made) == 2
 
 
 async def test_without_compiled_code_nothing_is_done() -> None:

@@ -18,6 +18,7 @@ from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.columns import DraftColumns, ReportColumns, SentReports
 from speculation.errors import InvalidArgument
+from speculation.id_rows import ids_in_one, width_of
 from speculation.messages import Draft, DraftFailure, StepReport
 from speculation.records import maker
 
@@ -56,15 +57,13 @@ def numbers_of_nodes(nodes: int) -> int:
 
 def numbers_of_sent(reports: SentReports) -> int | None:
     """As ``numbers_of_report``, of all of them."""
-    rows = [len(ids) for ids in reports.top_ids]
-    if any(seen and seen != 1 + len(tree.tokens) for seen, tree in zip(rows, reports.trees, strict=True)):
-        return None
-    likely = set(map(len, joined(reports.top_ids)))
+    rows, widths = [len(ids) for ids in reports.top_ids], [width_of(ids) for ids in reports.top_ids]
     # Those of one request may differ from those of another.
-    if 0 in likely or (len(likely) > 1 and any(len(set(map(len, ids))) > 1 for ids in reports.top_ids)):
+    seen = zip(rows, widths, reports.trees, strict=True)
+    if any(count and (not width or count != 1 + len(tree.tokens)) for count, width, tree in seen):
         return None
     size = sum(map(len, reports.committed)) + sum(map(len, reports.accepted_paths)) + 5 * len(reports)
-    return size + (4 + max(likely, default=0)) * sum(rows)
+    return size + (4 + max([width or 0 for width in widths], default=0)) * sum(rows)
 
 
 def write_reports(reports: SentReports, made: drafting_pb2.StepReports) -> None:
@@ -79,8 +78,8 @@ def write_reports(reports: SentReports, made: drafting_pb2.StepReports) -> None:
     made.max_nodes = packed("I", reports.max_nodes)
     made.min_probabilities = packed("d", reports.min_probabilities)
     write_trees(reports.trees, made.trees)
-    made.top_ids = packed("I", joined(joined(reports.top_ids)))
-    made.top_counts = packed("I", [len(rows[0]) if rows else 0 for rows in reports.top_ids])
+    made.top_ids = packed("I", ids_in_one(reports.top_ids))
+    made.top_counts = packed("I", [width_of(rows) or 0 for rows in reports.top_ids])
 
 
 def read_reports(wire: drafting_pb2.StepReports) -> list[StepReport]:
@@ -123,9 +122,7 @@ def read_report_columns(wire: drafting_pb2.StepReports) -> ReportColumns | None:
     """The reports of a message as columns; None where ``read_reports`` refuses one, or a number is too large."""
     own = wire.committed, wire.committed_counts, wire.lengths, wire.accepted_paths, wire.accepted_counts, wire.max_nodes
     shown = wire.top_counts, wire.top_ids
-    if not all(
-        map(small, (*own, *shown, wire.trees.tokens, wire.trees.counts, wire.trees.sources, wire.trees.score_counts))
-    ):
+    if not all(map(small, (*own, *shown))):
         return None
     try:
         committed, committed_counts, lengths, paths, path_counts, nodes = (unpacked("steps", "i", each) for each in own)
@@ -144,7 +141,7 @@ def read_report_columns(wire: drafting_pb2.StepReports) -> ReportColumns | None:
     count = len(wire.session_ids)
     fits = all(len(column) == count for column in each) and all(size == len(column) for size, column in parts)
     few = max(committed_counts, default=0) <= limits.MAX_TREE_NODES + 1 and max(nodes, default=0) <= limits.MAX_TREE_NODES
-    if not (fits and few and trees.names.sound):
+    if not (fits and few and trees.signed and trees.names.sound):
         return None
     return ReportColumns(
         read=partial(read_reports, wire),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Any, TypeVar
 
+from speculation.arrays import array_of
 from speculation.errors import InvalidArgument
 
 _T = TypeVar("_T")
@@ -31,7 +32,7 @@ def packed(kind: str, numbers: Iterable[float]) -> bytes:
     # What ``array`` takes depends on its kind, which type checkers do not know here.
     given: Any = numbers
     try:
-        held: array[Any] = given if signed or known == kind else array(kind, given)
+        held: array[Any] = given if signed or known == kind else array_of(kind, given)
     except OverflowError as error:
         raise ValueError(str(error)) from error
     if _SWAPS:

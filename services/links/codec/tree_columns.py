@@ -30,7 +30,7 @@ Nodes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[float, ..
 
 
 class _Trees(NamedTuple):
-    """The columns of ``TokenTrees``."""
+    """The columns of ``TokenTrees``; ``signed``: all but scores are numbers with a sign."""
 
     counts: array[int]
     tokens: array[int]
@@ -39,6 +39,7 @@ class _Trees(NamedTuple):
     scores: array[float]
     score_counts: array[int]
     names: _Names
+    signed: bool
 
 
 def write_trees(trees: Sequence[TokenTree], made: tree_pb2.TokenTrees) -> None:
@@ -61,11 +62,12 @@ def unpacked_trees(name: str, wire: tree_pb2.TokenTrees) -> _Trees:
         InvalidArgument: see ``unpacked``.
     """
     told = wire.counts, wire.tokens, wire.sources, wire.score_counts
-    kind = "i" if all(map(small, told)) else "I"
+    signed = all(map(small, told))
+    kind = "i" if signed else "I"
     counts, tokens, sources, score_counts = (unpacked(name, kind, each) for each in told)
     names = _names(tuple(wire.source_names[:]), counts, score_counts, sources)
     parents, scores = unpacked(name, "i", wire.parents), unpacked(name, "f", wire.scores)
-    return _Trees(counts, tokens, parents, sources, scores, score_counts, names)
+    return _Trees(counts, tokens, parents, sources, scores, score_counts, names, signed)
 
 
 def _names(told: tuple[str, ...], counts: Sequence[int], score_counts: Sequence[int], sources: Sequence[int]) -> _Names:

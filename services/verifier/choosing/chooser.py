@@ -197,7 +197,7 @@ class Chooser:
         return None if NOT_CHOSEN in ids else TreeOutcomes(batch, ids, likely())
 
     def _outcome(
-        self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs
+        self, walk: Walk, logits: torch.Tensor, top_ids: Sequence[tuple[int, ...]], made: ChosenLogprobs
     ) -> Outcome:
         rows, choices, top = walk.rows, tuple(walk.choices), walk.request.params.logprobs
         scored = made.scored(walk) if rows.scored else ()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 
@@ -14,9 +15,10 @@ from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import on_the_way
 from services.verifier.model.tree_rows import TreeRows, counts_of, top_ks_of
+from speculation.id_rows import IdRows
 
 # Of each entry, the ids after each of its rows.
-Tops = list[tuple[tuple[int, ...], ...]]
+Tops = list[Sequence[tuple[int, ...]]]
 # Sends for them, of a batch and its logits, and returns what gives them.
 SendLikely = Callable[[Sequence[Rows], torch.Tensor], Callable[[], Tops]]
 
@@ -46,11 +48,10 @@ def send_likeliest(
     def found() -> Tops:
         tops: Tops = [()] * len(batch)
         for asking, gives in sent:
-            ids = [*map(tuple, gives())]
-            end = 0
+            ids, end = array("i", chain.from_iterable(gives())), 0
             for at in asking:
-                begin, end = end, end + counts[at]
-                tops[at] = tuple(ids[begin:end])
+                begin, end = end, end + counts[at] * top_ks[at]
+                tops[at] = IdRows(ids[begin:end], top_ks[at])
         return tops
 
     return found

@@ -29,7 +29,7 @@ class Arrivals:
     Args:
         most_experiences: of so many groups is it told apart what their drafts brought; further ones, which no plan names,
             count as one group.
-        now: seconds of the event loop's clock.
+        clock: gives what tells the seconds of the event loop's clock.
         reopen: opens a request's session at an origin anew.
     """
 
@@ -41,7 +41,7 @@ class Arrivals:
         vocab_size: int,
         *,
         most_experiences: int,
-        now: Callable[[], float],
+        clock: Callable[[], Callable[[], float]],
         reopen: Callable[[Origin, LiveRequest], None],
     ) -> None:
         # Of drafters, by their names.
@@ -51,7 +51,7 @@ class Arrivals:
         self._experiences = experiences
         self._vocab_size = vocab_size
         self._most_experiences = most_experiences
-        self._now = now
+        self._clock = clock
         self._reopen = reopen
 
     def take(self, origin: Origin, reply: Draft | DraftFailure) -> bool:
@@ -73,10 +73,11 @@ class Arrivals:
         """Take several drafts as ``take`` does each; their trees are checked together. Returns whether one is for a live
         request.
         """
-        check, group, taken = TreeCheck(drafts, self._vocab_size, origin.serves), drafts.group, False
-        tracked, find, name = self._experiences.known(origin.name, group), self._requests.find, origin.name
+        check, group, name, taken = TreeCheck(drafts, self._vocab_size, origin.serves), drafts.group, origin.name, False
+        experience = self._experiences.of(name, group) if self._experiences.known(name, group) else None
+        running, find, now, took = self._requests.running, self._requests.find, self._clock(), list[float]()
         for number, draft in enumerate(drafts.alone()):
-            request = find(draft.session_id)
+            request = running.get(draft.session_id) or find(draft.session_id)
             mailbox = None if request is None else request.mailboxes.get(name)
             if request is None or mailbox is None:
                 continue
@@ -84,12 +85,18 @@ class Arrivals:
             try:
                 # What is not sound is looked at once more, to say why.
                 sound = check.sound(number, planned)
-                usual = sound and tracked and not request.in_pass and group not in planned
+                usual = sound and experience is not None and not request.in_pass and group not in planned
                 # Each at its own time: a step that waits goes on once the last one is there.
-                if not (usual and mailbox.add_next(draft, len(request.tokens), self._now())):
-                    self._take(origin, request, mailbox, draft, sound=sound)
+                if usual and mailbox.add_next(draft, len(request.tokens), now(), took):
+                    continue
+                if experience is not None:
+                    experience.came_together(took)
+                    took.clear()
+                self._take(origin, request, mailbox, draft, sound=sound)
             except Exception:
                 log.exception("handling a draft of %s failed; it is dropped", origin.name)
+        if experience is not None:
+            experience.came_together(took)
         return taken
 
     def _addressee(self, origin: Origin, session_id: str) -> tuple[LiveRequest | None, Mailbox | None]:
@@ -117,4 +124,4 @@ class Arrivals:
             draft = replace(draft, group="")
         if not draft.unready and (request.in_pass or len(request.tokens) > draft.base_length + len(draft.assumed)):
             self._stats.drafts_late += 1
-        mailbox.add(draft, request.tokens, request.most_credited, self._now())
+        mailbox.add(draft, request.tokens, request.most_credited, self._clock()())

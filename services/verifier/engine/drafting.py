@@ -79,7 +79,7 @@ class Drafting:
             self._experiences,
             vocab_size,
             most_experiences=_GROUPS * len(self._origins),
-            now=lambda: self._now(),
+            clock=lambda: self._now,
             reopen=self._open,
         )
         self.costs = DraftCosts(self._origins)

@@ -271,7 +271,7 @@ class LiveRequest:
         if not self.mailboxes and self.grammar is None:
             return EMPTY_TREE
         # The last token of the answer needs no row: nothing is chosen after it.
-        max_depth = self._room - self.generated - 1
+        max_depth = self.full_at - len(self.tokens) - 1
         at_hand = self.drafts()
         if self.ordinary and len(at_hand) == 1 and not at_hand[0].tree.proposals:
             # Mostly it is the only one, and small enough.
@@ -331,8 +331,10 @@ class LiveRequest:
             chosen: nodes that the budget chose.
         """
         if drafted:
-            self._chosen.append(self.max_nodes if chosen == drafted else chosen)
-            self.most_credited = max(self._chosen)
+            counted = self.max_nodes if chosen == drafted else chosen
+            self._chosen.append(counted)
+            # None is more.
+            self.most_credited = counted if counted == self.max_nodes else max(self._chosen)
 
     def wanted_nodes(self, mailbox: Mailbox, wanted: Wanted) -> int:
         """How many nodes to ask for. Nodes that will not be verified only cost drafting time.
@@ -342,7 +344,9 @@ class LiveRequest:
         """
         if mailbox.ahead or self.by_paper:
             return self.max_nodes
-        return min(self.max_nodes, wanted.nodes, max(_FEWEST, 2 * self.most_credited))
+        most = self.max_nodes if self.max_nodes < wanted.nodes else wanted.nodes
+        usual = 2 * self.most_credited if 2 * self.most_credited > _FEWEST else _FEWEST
+        return most if most < usual else usual
 
     def report(self, mailbox: Mailbox, verdict: Verdict, wanted: Wanted, *, asks: bool) -> StepReport:
         """The message that reports a committed step to an origin and asks for the next draft.

@@ -157,19 +157,21 @@ class Mailbox:
         self._bringing = None
         self._found = (length, [ready]) if alone else None
 
-    def add_next(self, draft: Draft, length: int, now: float) -> bool:
+    def add_next(self, draft: Draft, length: int, now: float, took: list[float]) -> bool:
         """As ``add``, of what nearly every draft is: the one that was asked for after all ``length`` tokens, with no other
         at hand. False: it is another one, and nothing was done.
+
+        Args:
+            took: gets the seconds for ``Experience.came``, which is told of several drafts together.
         """
         group, asked_at = draft.group, self._asked.get(length)
         if asked_at is None or draft.base_length != length or draft.base_hash != self._prefixes.hash:
             return False
         if self._kept or group not in self._worth or draft.assumed or draft.more or draft.unready:
             return False
-        experience = self._experience(group)
-        experience.spoke()
+        self._experience(group).spoke()
         if length != self._opened_at:
-            experience.came(now - asked_at)
+            took.append(now - asked_at)
         self.received[group] += 1
         self._busy_at = length
         if length > self._answered:
@@ -326,8 +328,16 @@ class Mailbox:
         if over:
             self._lay_aside(len(tokens) + len(committed))
 
+    def only(self, tokens: Sequence[int]) -> ReadyDraft | None:
+        """The one draft that ``find`` finds, if its tree is all there is to rate; None: there is none, or more."""
+        known = self._found
+        found = known[1] if known is not None and known[0] == len(tokens) else self.find(tokens)
+        if len(found) != 1 or found[0].tree.probes or found[0].tree.proposals:
+            return None
+        return found[0]
+
     def learn_of(self, found: ReadyDraft, length: int, right: int, most: int, *, remains: bool) -> None:
-        """As ``learn`` where ``found`` is the one draft at hand, and has none of ``proposals``: rated is it already.
+        """As ``learn`` where ``found`` is the ``only`` draft at hand: rated is it already.
 
         Args:
             length: tokens from now on.

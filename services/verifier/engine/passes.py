@@ -211,7 +211,11 @@ def _choose_nodes(
         if part.drafted is not EMPTY_TREE:
             part.tree = tree
             part.request.note_choice(len(part.drafted.tokens), len(tree.tokens))
-    _choose_ends([part for part in yielding if not part.request.plain and part.request.streams], budget, decoding)
+    _choose_ends(
+        [part for part in yielding if not (part.request.plain or part.request.ordinary) and part.request.streams],
+        budget,
+        decoding,
+    )
     return failed
 
 
@@ -349,15 +353,17 @@ class PassSize:
 def size_of(work: PassWork) -> PassSize:
     """The size of a pass, whose rows are set."""
     parts, own = work.parts, work.part_rows
-    rows, streams = sizes_of(own), sum([part.stream_rows for part in parts])
+    rows = sizes_of(own)
     load = _load(contexts_of(own), rows).together(work.singles.load)
-    treed = work.treed is not None
+    if work.treed is not None:
+        return PassSize(parts=len(work), named=0, rows=load.rows, stream_rows=0.0, observed_rows=0, prompts=False, load=load)
+    streams = sum([part.stream_rows for part in parts])
     return PassSize(
         parts=len(work),
         named=named_parts(parts),
         rows=load.rows,
         stream_rows=streams,
-        observed_rows=0 if treed else sum([len(each.tokens) for each in own if each.layers]),
-        prompts=not treed and max([part.chain for part in parts], default=0) > 1,
+        observed_rows=sum([len(each.tokens) for each in own if each.layers]),
+        prompts=max([part.chain for part in parts], default=0) > 1,
         load=replace(load, rows=load.rows + round(streams)) if streams else load,
     )

@@ -15,7 +15,6 @@ from services.verifier.engine.events import Events
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.native.commits import CompiledRepetition, commit_together
 from services.verifier.engine.passes import Part
-from services.verifier.engine.ready_draft import ReadyDraft
 from services.verifier.engine.stats import LoopStats
 from speculation.budget import Wanted
 from speculation.messages import Progress
@@ -97,7 +96,7 @@ class Together:
 def _commit(requests: Sequence[LiveRequest], verdicts: Sequence[Verdict]) -> None:
     """As ``LiveRequest.commit`` of each, and their rows."""
     boxes = [box for request in requests for box in request.mailboxes.values()]
-    ready = [_alone(box.find(request.tokens)) for request, box in zip(requests, boxes, strict=True)]
+    ready = [box.only(request.tokens) for request, box in zip(requests, boxes, strict=True)]
     committed = [verdict.committed for verdict in verdicts]
     texts = [request.repetition for request in requests if isinstance(request.repetition, CompiledRepetition)]
     trees = [EMPTY_TREE if found is None else found.tree for found in ready]
@@ -114,10 +113,3 @@ def _commit(requests: Sequence[LiveRequest], verdicts: Sequence[Verdict]) -> Non
         request.repetition.begins = begins
         request.prefixes.note(len(held), prefix_hash)
         box.drop_old()
-
-
-def _alone(at_hand: Sequence[ReadyDraft]) -> ReadyDraft | None:
-    """The one draft at hand, if it can be rated with others; None: its mailbox is to rate what is there."""
-    if len(at_hand) != 1 or at_hand[0].tree.probes or at_hand[0].tree.proposals:
-        return None
-    return at_hand[0]

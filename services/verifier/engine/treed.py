@@ -42,7 +42,7 @@ class Treed:
         # Of all answers: there are few different ones.
         self._stops = frozenset(chain.from_iterable({request.stop_ids for request in requests}))
         self.walked: Walked | None = None
-        self.top_ids: Sequence[tuple[tuple[int, ...], ...]] = ()
+        self.top_ids: Sequence[Sequence[tuple[int, ...]]] = ()
 
     def walk(self, outcomes: TreeOutcomes) -> list[int] | None:
         """Go down all trees. Returns the numbers of the parts whose answers may end; None: nothing is compiled."""

@@ -72,7 +72,7 @@ def verify_together(
 
 
 def verdict_of(
-    path: tuple[int, ...], tokens: tuple[int, ...], before: int, tree: TokenTree, top_ids: tuple[tuple[int, ...], ...]
+    path: tuple[int, ...], tokens: tuple[int, ...], before: int, tree: TokenTree, top_ids: Sequence[tuple[int, ...]]
 ) -> Verdict:
     """The verdict on a tree without probes down which the choices lead, behind ``before`` tokens; the answer goes on."""
     return _make_verdict(

@@ -16,6 +16,7 @@ from services.machine.captured import Capture, Capturing, Graph, captured, is_me
 from services.verifier.attention.calls import Pass
 from services.verifier.attention.fixed import Buckets, FixedPass, Largest
 from services.verifier.model.target_port import Rows
+from services.verifier.model.tree_rows import sizes_of
 from speculation.errors import ConfigurationError
 
 # Hidden states of all rows, by layer.
@@ -130,7 +131,7 @@ class Graphs:
         if bucket is None:
             return None
         bucket.laid_out.fill(batch)
-        return partial(self._replay, bucket, sum(len(request.tokens) for request in batch))
+        return partial(self._replay, bucket, sum(sizes_of(batch)))
 
     def _replay(self, bucket: _Captured, rows: int, hidden: torch.Tensor | None) -> Made:
         if hidden is not None:

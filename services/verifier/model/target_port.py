@@ -234,7 +234,7 @@ class Outcome:
     """
 
     choices: tuple[int, ...] = ()
-    top_ids: tuple[tuple[int, ...], ...] = ()
+    top_ids: Sequence[tuple[int, ...]] = ()
     chances: tuple[tuple[float, ...], ...] = ()
     logprobs: Callable[[int, int], TokenLogprobs] | None = None
     distribution: Callable[[int], NDArray[np.float64]] | None = None

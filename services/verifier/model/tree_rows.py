@@ -11,7 +11,7 @@ from typing import overload
 
 from typing_extensions import override
 
-from services.verifier.model.target_port import NOT_CHOSEN, ColumnRows, Outcome, Rows
+from services.verifier.model.target_port import NOT_CHOSEN, ColumnRows, Outcome, Rows, SingleRows
 from speculation.records import maker
 from speculation.types import TokenTree
 
@@ -81,7 +81,7 @@ class TreeOutcomes(Sequence[Outcome]):
 
     __slots__ = ("_batch", "ids", "top_ids")
 
-    def __init__(self, batch: Sequence[Rows], ids: Sequence[int], top_ids: Sequence[tuple[tuple[int, ...], ...]]) -> None:
+    def __init__(self, batch: Sequence[Rows], ids: Sequence[int], top_ids: Sequence[Sequence[tuple[int, ...]]]) -> None:
         self._batch, self.ids, self.top_ids = batch, ids, top_ids
 
     @override
@@ -137,7 +137,9 @@ def counts_of(batch: Sequence[Rows]) -> list[int]:
 
 def sizes_of(batch: Sequence[Rows]) -> list[int]:
     """How many rows each entry has."""
-    return counts_of(batch) if isinstance(batch, TreeRows) else [len(rows.tokens) for rows in batch]
+    if isinstance(batch, TreeRows):
+        return counts_of(batch)
+    return [1] * len(batch) if isinstance(batch, SingleRows) else [len(rows.tokens) for rows in batch]
 
 
 def top_ks_of(batch: Sequence[Rows]) -> list[int]:

@@ -187,7 +187,9 @@ class DraftWait:
         Args:
             bringing: what each request's ``expected`` says; None: it is asked.
         """
-        asked: dict[_Group, list[tuple[float, float]]] = {}
+        # How many tokens all drafts of a group would bring, and when the latest was asked for: requests of one group come
+        # together, so that one sets the age.
+        asked: dict[_Group, tuple[float, float]] = {}
         connected: dict[str, bool] = {}
         for request in drafted:
             for origin, mailbox in request.mailboxes.items():
@@ -206,16 +208,16 @@ class DraftWait:
                 for group, at in missing:
                     worth = mailbox.worth(group).in_time.value
                     gain = worth - expected if worth - expected > least else least
-                    asked.setdefault((origin, group), []).append((at, gain))
+                    tokens, latest = asked.get((origin, group), (0.0, at))
+                    asked[origin, group] = tokens + gain, at if at > latest else latest
                     # Of several that are missing, a later one is worth what it brings beyond the earlier ones.
                     expected = worth if worth > expected else expected
         found: dict[_Group, Missing] = {}
         present, alone = now(), self._budget.seconds(load)
-        for name, each in asked.items():
-            tokens = sum(gain for _, gain in each)
-            # Each token gained costs a row. Requests of one group come together, so the latest one sets the age.
+        for name, (tokens, latest) in asked.items():
+            # Each token gained costs a row.
             rows_s = 0.0 if math.isinf(alone) else self._budget.seconds(load.plus(math.ceil(tokens))) - alone
-            left = self._drafting.experience_of(*name).left(present - max(at for at, _ in each))
+            left = self._drafting.experience_of(*name).left(present - latest)
             found[name] = Missing(left=left, tokens=tokens, seconds=rows_s)
         return found
 

@@ -81,6 +81,12 @@ class Experience:
         self._took.add(seconds)
         self._typical_s = None
 
+    def came_together(self, took: Sequence[float]) -> None:
+        """As ``came`` of each."""
+        if took:
+            self._took.extend(took)
+            self._typical_s = None
+
     def spoke(self) -> None:
         """Note that the origin has replied."""
         self._wasted = 0

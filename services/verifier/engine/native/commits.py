@@ -12,6 +12,7 @@ from typing import NamedTuple
 from services.machine.held_memory import Held
 from services.verifier.engine.deciding.repetition import READ, REMEMBERED, Repetition
 from services.verifier.engine.native.library import engine_library
+from speculation.arrays import array_of
 from speculation.types import TokenTree
 
 # The struct commits in commits.h, and the bits of its marks.
@@ -69,11 +70,11 @@ def commit_together(
     assert library is not None, "texts are compiled"
     right, marks, found = array("i", bytes(4 * count)), array("B", bytes(count)), array("Q", hashes)
     held = (
-        array("i", map(len, committed)),
-        array("i", chain.from_iterable(committed)),
-        array("i", [len(tree.tokens) for tree in trees]),
-        array("i", chain.from_iterable([tree.tokens for tree in trees])),
-        array("i", chain.from_iterable([tree.parents for tree in trees])),
+        array_of("i", map(len, committed)),
+        array_of("i", chain.from_iterable(committed)),
+        array_of("i", [len(tree.tokens) for tree in trees]),
+        array_of("i", chain.from_iterable([tree.tokens for tree in trees])),
+        array_of("i", chain.from_iterable([tree.parents for tree in trees])),
         array("Q", [text.address for text in texts]),
         found,
         right,

@@ -12,6 +12,7 @@ from operator import is_
 from typing_extensions import override
 
 from services.verifier.engine.native.library import engine_library
+from speculation.arrays import array_of
 from speculation.budget import MeasuredBudget
 from speculation.costs import CostTable, Load
 from speculation.tree import claims
@@ -116,13 +117,13 @@ class CompiledBudget(MeasuredBudget):
 
     def _anew(self, trees: Sequence[TokenTree]) -> tuple[array[int] | array[float], ...]:
         names = list(chain.from_iterable([tree.sources for tree in trees]))
-        numbers = self._numbers(names)
+        known = self._numbers(names)
         held = (
-            array("q", [len(tree.tokens) for tree in trees]),
-            array("i", chain.from_iterable([tree.parents for tree in trees])),
-            array("i", [numbers[name] for name in names]),
+            array_of("q", [len(tree.tokens) for tree in trees]),
+            array_of("i", chain.from_iterable([tree.parents for tree in trees])),
+            array_of("i", [known[name] for name in names]),
             # As compiled code reads it, a score claims what ``claims`` says.
-            array("d", chain.from_iterable([tree.scores or claims(tree) for tree in trees])),
+            array_of("d", chain.from_iterable([tree.scores or claims(tree) for tree in trees])),
         )
         first = 0
         for tree in trees:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from services.verifier.engine.native.library import engine_library
 from speculation import limits
+from speculation.arrays import array_of
 from speculation.columns import DraftColumns
 
 # The struct told_trees in trees.h.
@@ -44,9 +45,9 @@ def named_sources(drafts: DraftColumns, vocab_size: int) -> list[int] | None:
         return None
     try:
         held: tuple[array[int] | array[float], ...] = (
-            array("q", drafts.node_counts),
+            array_of("q", drafts.node_counts),
             *(array("i", column) for column in (drafts.tokens, drafts.parents, drafts.sources)),
-            array("d", drafts.scores),
+            array_of("d", drafts.scores),
         )
     except OverflowError:
         return None

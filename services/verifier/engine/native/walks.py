@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from services.verifier.engine.native.library import engine_library
+from speculation.arrays import array_of
 
 # The struct walks in walks.h.
 _WALKS = struct.Struct("q7P")
@@ -36,7 +37,7 @@ def walk_together(
         return None
     count, nodes = len(counts), sum(counts)
     accepted, paths, taken = (array("i", bytes(4 * room)) for room in (count, nodes, nodes + count))
-    held = (*(array("i", each) for each in (counts, tokens, parents, choices)), accepted, paths, taken)
+    held = (*(array_of("i", each) for each in (counts, tokens, parents, choices)), accepted, paths, taken)
     library.walks_take(_WALKS.pack(count, *[each.buffer_info()[0] for each in held]))
     ends = [*accumulate(accepted, initial=0)]
     all_nodes, all_tokens = tuple(paths), tuple(taken)

@@ -14,6 +14,7 @@ from services.verifier.attention.calls import TILE
 from services.verifier.kernels.native.library import Library
 from services.verifier.model.target_port import Rows, SingleRows, contexts_of
 from services.verifier.model.tree_rows import TreeRows
+from speculation.arrays import array_of
 
 # Numbers that suffice for most passes, by row; where they do not, more are tried once.
 _ROOM_PER_ROW, _MOST_PER_ROW = 256, 4096
@@ -88,7 +89,7 @@ class PassMetaKernel:
         parents = array("i")
         if isinstance(batch, TreeRows):
             entries[:, 4] = batch.counts
-            parents.extend(batch.parents)
+            parents = array_of("i", batch.parents)
         elif not isinstance(batch, SingleRows):
             entries[:, 3], entries[:, 4] = [each.chain for each in batch], [len(each.parents) for each in batch]
             parents.extend(chain.from_iterable([each.parents for each in batch]))

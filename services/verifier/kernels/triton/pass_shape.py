@@ -10,7 +10,8 @@ import torch
 
 from services.verifier.attention.calls import TILE, Call
 from services.verifier.kernels.triton.pass_meta import BLOCK_INTS, SEGMENT, WORK_INTS, work_at
-from services.verifier.model.target_port import Rows
+from services.verifier.model.target_port import Rows, contexts_of
+from services.verifier.model.tree_rows import sizes_of
 
 # Rows of a block times query heads per key-value head: a matrix unit's least, and what prompts and large trees get.
 NARROW, WIDE = 16, 64
@@ -106,13 +107,13 @@ class PassShape:
         Args:
             narrow: rows times heads of the blocks of few rows; ``WIDE``: all blocks are alike.
         """
-        most = max((len(request.tokens) for request in batch), default=1)
+        counts = sizes_of(batch)
+        most = max(counts, default=1)
         size = narrow if most * sizes.share <= narrow else WIDE
         block_rows = max(1, size // sizes.share)
         longest, work, parts, tiles, padding = 1, 0, 0, 1, rows
-        for request in batch:
-            count = len(request.tokens)
-            end = request.context + count
+        for context, count in zip(contexts_of(batch), counts, strict=True):
+            end = context + count
             segments = (end - 1) // SEGMENT + 1
             longest = max(longest, segments)
             work += -(-count // block_rows) * segments

@@ -34,6 +34,7 @@ from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.gpu_here import OLDEST
 from services.verifier.model.target_port import Rows, tokens_of
 from services.verifier.model.to_device import to_device
+from services.verifier.model.tree_rows import sizes_of
 
 # Programs of attention for each that a GPU runs at a time: it may run more of some kinds. They share the work.
 _WAITING = 2
@@ -86,7 +87,7 @@ class TritonBuckets:
         self._largest: Largest | None = None
 
     def bucket(self, batch: Sequence[Rows]) -> PassShape | None:
-        rows = sum(len(request.tokens) for request in batch)
+        rows = sum(sizes_of(batch))
         if rows > MOST_ROWS:
             return None
         shape = PassShape.of(batch, self._sizes, rows_up(rows))
@@ -127,7 +128,7 @@ class TritonBuckets:
 
     def launched(self, batch: Sequence[Rows], padding: int, stream_rows: Sequence[int] | None = None) -> Pass:
         """A pass of any size, for once; ``stream_rows`` as in ``stream_layout.streams_last``."""
-        rows = sum(len(request.tokens) for request in batch) + padding
+        rows = sum(sizes_of(batch)) + padding
         sizes = self._sizes
         if self._largest is not None:
             # In the memory that captured passes have anyhow.
