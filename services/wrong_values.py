@@ -33,6 +33,8 @@ _WORDS = {
 }
 # Characters of a name that may be a known one misspelt: comparing takes their square.
 _LONGEST_NAME = 64
+# By which share of their letters two names must be alike, for difflib.
+_NEAR = 0.7
 _QUOTED = re.compile(r"'([^']*)'")
 
 
@@ -52,5 +54,5 @@ def allowed(problem: Mapping[str, Any]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The nearest of the known names as a question behind a refusal; empty: none is near."""
-    near = difflib.get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else []
+    near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR) if len(name) <= _LONGEST_NAME else []
     return f" (did you mean {near[0]}?)" if near else ""
