@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.bench.prompts import BUILTIN, read_prompts
 from cluster.process.logs import quiet_libraries
-from lab.left_out import CostRatio
+from lab.left_out_cost import CostRatio
 
 if TYPE_CHECKING:
     import outrider

@@ -32,11 +32,11 @@ from speculation.errors import ConfigurationError
 from training.block_learner import BlockLearner
 from training.data_folder import weights_digest
 from training.data_manifest import DataManifest, check_layers, read_data_manifest
-from training.guessing import GuessingHeads, GuessingStreams
 from training.head_learner import HeadLearner
 from training.initial import new_block_drafter, new_eagle3_head, new_head
 from training.layers_learner import LayersLearner, new_draft_model
 from training.learner import Learner
+from training.level_models import GuessingHeads, GuessingStreams
 from training.levels_learner import Guessing, LevelsLearner
 from training.recipe import (
     AnyRecipe,

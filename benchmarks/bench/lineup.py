@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import forms
+from benchmarks.bench import gguf_forms
 from benchmarks.bench.child_process import OUR_PEER, WorkerProcess
 from benchmarks.bench.contestants import PEERS, PLAIN, Environments, WorkerContestant
 from benchmarks.bench.records import ContestantFailed
@@ -135,7 +135,7 @@ class Lineup:
         if gguf is None or form is None:
             return gguf
         try:
-            return forms.brought_into(form, gguf, self._settings.cache_dir / "models")
+            return gguf_forms.brought_into(form, gguf, self._settings.cache_dir / "models")
         except ConfigurationError as error:
             raise ContestantFailed(str(error)) from error
 

@@ -33,7 +33,7 @@ from cluster.outside.links import outside_link, verifier_links
 from cluster.process.logs import start_logging
 from cluster.process.observing import Observing
 from cluster.process.starting import begin_serving, begin_starting
-from cluster.ray.callers import Callers
+from cluster.ray.calling_routers import CallingRouters
 from cluster.ray.peers import Peers, own_rank, peers_of
 from cluster.ray.scaling import BusyCores, LoopLag
 from cluster.ray.serve_link import ServeVerifierLink, translate
@@ -215,7 +215,7 @@ class VerifierDeployment(_Process):
             if config.weights_from:
                 asking = go_on_asking(self._verifier.replaced_weights, ask_others)
                 self._asking = asyncio.create_task(asking, name="weights-of-others")
-            self._callers = Callers()
+            self._callers = CallingRouters()
             self._watching = asyncio.create_task(self._callers.watch(), name="silent-routers")
 
     def _link_to(self, drafters: DeploymentHandle | None, settings: Settings) -> DraftLink:

@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from cluster.ray.callers import BEAT_S
+from cluster.ray.calling_routers import BEAT_S
 from cluster.ray.open_streams import OPEN_STREAMS
 from cluster.ray.sticky_router import named
 from cluster.verifiers.choice import attempt_of, session_of

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from services.access.key_records import hash_key
 from services.access.refused_components import RefusedComponents
-from services.links.status import abort
+from services.links.status import Context, abort
 from speculation.errors import Unauthenticated
 
 _SCHEME = "Bearer "
@@ -60,7 +60,7 @@ def _refusing(reason: str, refused: RefusedComponents) -> grpc.RpcMethodHandler[
     """A handler that refuses every call, without its message: gRPC would wait for one before it runs a unary method."""
     error = Unauthenticated("no valid API key: send metadata 'authorization: Bearer KEY'")
 
-    async def refuse(_messages: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def refuse(_messages: object, context: Context) -> None:
         refused.note(reason, context.peer())
         await abort(context, error)
 

@@ -15,8 +15,8 @@ from services.links.codec import answers as codec
 from services.links.codec.trees import check_size
 from services.links.grpc_retrieval import GrpcRetrievalLink
 from services.links.grpc_verifier import from_grpc
-from services.links.internal import Guard
-from services.links.status import aborting
+from services.links.guarded_calls import Guard
+from services.links.status import Context
 from speculation import limits
 from speculation.errors import Unavailable
 from speculation.messages import RecalledAnswers
@@ -90,20 +90,14 @@ class _AnswersServicer(answers_pb2_grpc.AnswersServiceServicer):
         self._guard = guard
 
     @override
-    async def Recall(
-        self, request: answers_pb2.RecallRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> answers_pb2.RecallResponse:
-        async with aborting(context):
-            self._guard(context)
+    async def Recall(self, request: answers_pb2.RecallRequest, context: Context) -> answers_pb2.RecallResponse:
+        async with self._guard(context):
             check_size("drafter", len(request.drafter), limits.MAX_SOURCE_NAME)
             return codec.encode_recalled(await self._store.recall(request.tenant, request.after, request.drafter))
 
     @override
-    async def Keep(
-        self, request: answers_pb2.KeepRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> answers_pb2.KeepResponse:
-        async with aborting(context):
-            self._guard(context)
+    async def Keep(self, request: answers_pb2.KeepRequest, context: Context) -> answers_pb2.KeepResponse:
+        async with self._guard(context):
             check_size("drafter", len(request.drafter), limits.MAX_SOURCE_NAME)
             tokens = codec.checked_answer(request.answer.tokens)
             return answers_pb2.KeepResponse(
@@ -112,10 +106,9 @@ class _AnswersServicer(answers_pb2_grpc.AnswersServiceServicer):
 
     @override
     async def ForgetAnswers(
-        self, request: answers_pb2.ForgetAnswersRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: answers_pb2.ForgetAnswersRequest, context: Context
     ) -> answers_pb2.ForgetAnswersResponse:
-        async with aborting(context):
-            self._guard(context)
+        async with self._guard(context):
             await self._store.forget(request.tenant)
             return answers_pb2.ForgetAnswersResponse()
 

@@ -23,11 +23,12 @@ from services.links.codec.features import features_of, in_messages
 from services.links.codec.held_models import decode_drafter, encode_drafter
 from services.links.draft_forms import COLUMNS, READ_HERE, reads
 from services.links.draft_server import converse, encode_replies
+from services.links.guarded_calls import Guard
 from services.links.handing_over import HandingOver
-from services.links.internal import Guard, guard_of, serve_internal
+from services.links.internal import guard_of, serve_internal
 from services.links.open_sessions import SILENCE_S
 from services.links.reconnect import stay_connected
-from services.links.status import aborting
+from services.links.status import Context
 from services.links.tls.component_files import ComponentTls
 from services.links.tls.mutual import CallerTls
 from speculation import limits
@@ -176,37 +177,35 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
 
     @override
     async def Describe(
-        self, request: drafting_pb2.DraftingServiceDescribeRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: drafting_pb2.DraftingServiceDescribeRequest, context: Context
     ) -> drafting_pb2.DraftingServiceDescribeResponse:
-        async with aborting(context):
-            self._guard(context)
-        if self._card is None:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this drafter holds what the settings of its service say")
-        return encode_drafter(self._card)
+        async with self._guard(context):
+            if self._card is None:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this drafter holds what the settings of its service say")
+            return encode_drafter(self._card)
 
     @override
     async def Draft(
         self,
         request_iterator: AsyncIterator[drafting_pb2.DraftRequest],
-        context: grpc.aio.ServicerContext[Any, Any],
+        context: Context,
     ) -> AsyncIterator[drafting_pb2.DraftResponse]:
         # Two verifiers may use one request id (a request that moved), so each stream gets a prefix of its own.
-        async with aborting(context):
-            self._guard(context)
-        await context.send_initial_metadata(READ_HERE)
-        columns = reads(context.invocation_metadata(), COLUMNS)
-        prefix = f"{next(self._streams)}/"
-        calls = CallQueue()
-        reading = asyncio.create_task(_read(request_iterator, prefix, calls))
-        try:
-            async with aborting(context), aclosing(converse(self._drafter, calls, self._silence_s)) as replies:
-                async for ready in replies:
-                    for wire in encode_replies([_without(prefix, reply) for reply in ready], columns=columns):
-                        yield wire
-                await reading
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+        async with self._guard(context):
+            await context.send_initial_metadata(READ_HERE)
+            columns = reads(context.invocation_metadata(), COLUMNS)
+            prefix = f"{next(self._streams)}/"
+            calls = CallQueue()
+            reading = asyncio.create_task(_read(request_iterator, prefix, calls))
+            try:
+                async with aclosing(converse(self._drafter, calls, self._silence_s)) as replies:
+                    async for ready in replies:
+                        for wire in encode_replies([_without(prefix, reply) for reply in ready], columns=columns):
+                            yield wire
+                    await reading
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
 
 
 def _without(prefix: str, reply: DraftingReply | DraftColumns) -> DraftingReply | DraftColumns:

@@ -17,9 +17,10 @@ from outrider.internal.v1 import retrieval_pb2, retrieval_pb2_grpc
 from services.access.refused_components import RefusedComponents
 from services.links.auth import bearer
 from services.links.codec import retrieval as codec
-from services.links.internal import Guard, guard_of, serve_internal
+from services.links.guarded_calls import Guard
+from services.links.internal import guard_of, serve_internal
 from services.links.reconnect import stay_connected
-from services.links.status import aborting
+from services.links.status import Context
 from services.links.tls.component_files import ComponentTls
 from services.links.tls.mutual import CallerTls
 from speculation import limits
@@ -166,10 +167,9 @@ class _RetrievalServicer(retrieval_pb2_grpc.RetrievalServiceServicer):
     async def Retrieve(
         self,
         request_iterator: AsyncIterator[retrieval_pb2.RetrieveRequest],
-        context: grpc.aio.ServicerContext[Any, Any],
+        context: Context,
     ) -> AsyncIterator[retrieval_pb2.RetrieveResponse]:
-        async with aborting(context):
-            self._guard(context)
+        async with self._guard(context):
             async for wire in request_iterator:
                 queries = codec.decode_queries(wire)
                 try:

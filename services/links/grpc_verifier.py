@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -20,8 +19,9 @@ from services.access.refused_components import RefusedComponents
 from services.links.auth import bearer
 from services.links.channel import client_options
 from services.links.codec import verification as codec
-from services.links.internal import Guard, guard_of, serve_internal
-from services.links.status import DETAIL_KEY, aborting
+from services.links.guarded_calls import Guard
+from services.links.internal import guard_of, serve_internal
+from services.links.status import DETAIL_KEY, Context
 from services.links.tls.component_files import ComponentTls
 from services.links.tls.mutual import CallerTls
 from speculation import errors, limits
@@ -196,10 +196,9 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
 
     @override
     async def Verify(
-        self, request: verification_pb2.VerifyRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: verification_pb2.VerifyRequest, context: Context
     ) -> AsyncIterator[verification_pb2.VerifyResponse]:
-        async with aborting(context):
-            self._guard(context)
+        async with self._guard(context):
             await context.send_initial_metadata(((_BEGUN, "1"),))
             events = self._verifier.generate(codec.decode_generation(request))
             try:
@@ -211,44 +210,31 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
                 await events.aclose()
 
     @override
-    async def Compare(
-        self, request: verification_pb2.CompareRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> verification_pb2.CompareResponse:
-        async with aborting(context):
-            self._guard(context)
+    async def Compare(self, request: verification_pb2.CompareRequest, context: Context) -> verification_pb2.CompareResponse:
+        async with self._guard(context):
             return codec.encode_comparisons(await self._verifier.compare(*codec.decode_comparing(request)))
 
     @override
     async def Describe(
-        self, request: verification_pb2.DescribeRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: verification_pb2.DescribeRequest, context: Context
     ) -> verification_pb2.DescribeResponse:
-        async with aborting(context):
-            self._guard(context)
+        async with self._guard(context):
             return codec.encode_card(await self._verifier.describe())
 
     @override
-    async def Forget(
-        self, request: verification_pb2.ForgetRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> verification_pb2.ForgetResponse:
-        async with aborting(context):
-            self._guard(context)
+    async def Forget(self, request: verification_pb2.ForgetRequest, context: Context) -> verification_pb2.ForgetResponse:
+        async with self._guard(context):
             await self._verifier.forget(codec.decode_forget(request))
             return verification_pb2.ForgetResponse()
 
     @override
-    async def Adapt(
-        self, request: verification_pb2.AdaptRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> verification_pb2.AdaptResponse:
-        async with aborting(context):
-            self._guard(context)
+    async def Adapt(self, request: verification_pb2.AdaptRequest, context: Context) -> verification_pb2.AdaptResponse:
+        async with self._guard(context):
             return codec.encode_adapted(await self._verifier.adapt(codec.decode_adapting(request)))
 
     @override
-    async def Reload(
-        self, request: verification_pb2.ReloadRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> verification_pb2.ReloadResponse:
-        async with aborting(context):
-            self._guard(context)
+    async def Reload(self, request: verification_pb2.ReloadRequest, context: Context) -> verification_pb2.ReloadResponse:
+        async with self._guard(context):
             return codec.encode_reloaded(await self._verifier.reload(codec.decode_reload(request)))
 
 

@@ -11,10 +11,9 @@ import grpc
 import grpc.aio
 from typing_extensions import override
 
-from services.links.status import aborting
+from services.links.status import Context, aborting
 from speculation.errors import InvalidArgument
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Guard: TypeAlias = "Callable[[Context], AbstractAsyncContextManager[None]]"
 Next: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import grpc.aio
 
@@ -11,11 +11,11 @@ from services.access.key_records import hash_key
 from services.access.refused_components import RefusedComponents
 from services.links.auth import TokenInterceptor
 from services.links.channel import bind, make_server
+from services.links.guarded_calls import Guard
+from services.links.status import Context, aborting
 from services.links.tls.component_files import CALLERS, ComponentTls
 from services.links.tls.mutual import check_caller, server_credentials
 from speculation import limits
-
-Guard = Callable[[grpc.aio.ServicerContext[Any, Any]], None]
 
 
 async def serve_internal(
@@ -44,12 +44,17 @@ async def serve_internal(
 
 
 def guard_of(tls: ComponentTls | None, refused: RefusedComponents) -> Guard:
-    """What a servicer asks about every call before it answers: whether the caller's role may call it.
+    """What a servicer answers every call within.
 
-    Raises:
-        Unauthenticated: raised by the returned function; the caller's certificate is not one of such a role.
+    A caller whose certificate is not of a role that may call it is refused. What the answer raises ends the call with the
+    matching status.
     """
-    if tls is None:
-        return lambda context: None
-    roles = CALLERS[tls.role]
-    return lambda context: check_caller(context, roles, refused)
+
+    @asynccontextmanager
+    async def guard(context: Context) -> AsyncIterator[None]:
+        async with aborting(context):
+            if tls is not None:
+                check_caller(context, CALLERS[tls.role], refused)
+            yield
+
+    return guard

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
@@ -24,6 +24,8 @@ from speculation.errors import (
 )
 
 log = logging.getLogger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 DETAIL_KEY = "outrider-error-bin"
 # Characters of an error: clients drop the whole answer where trailers are larger than 8 KiB.
@@ -51,7 +53,7 @@ def _with_retry_info(error: ResourceExhausted) -> bytes:
     return bytes(told.SerializeToString())
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> NoReturn:
+async def abort(context: Context, error: OutriderError) -> NoReturn:
     """End a call with ``error``'s status, and with the trailing metadata that have been set."""
     trailer = (*(context.trailing_metadata() or ()), (DETAIL_KEY, detail_of(error).SerializeToString()))
     if isinstance(error, ResourceExhausted):
@@ -61,7 +63,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
 
 
 @asynccontextmanager
-async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+async def aborting(context: Context) -> AsyncIterator[None]:
     """End the call with the matching status if the block raises. Details of unexpected errors go to our log only."""
     try:
         yield
@@ -74,7 +76,7 @@ async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator
         await abort(context, errors.Internal("internal error; the server's log says why"))
 
 
-def _named(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+def _named(context: Context) -> str:
     """The request's id, where one has been given to the call's answer."""
     ids = [value for name, value in context.trailing_metadata() or () if name == REQUEST_ID and isinstance(value, str)]
     return UsersName(ids[0], traceparent_of(context.invocation_metadata())) if ids else "without a name"

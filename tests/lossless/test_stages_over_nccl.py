@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from services.verifier.config import TargetConfig
-from services.verifier.model import target as target_module
+from services.verifier.model import checked_target
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.stages import exchange, upstream, ways
@@ -180,8 +180,8 @@ def test_memory_is_asked_of_the_gpu_of_the_last_stage(model: Path, monkeypatch: 
         raise ConfigurationError("no room", field=asked.device)
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(target_module, "check_device", lambda _: None)
-    monkeypatch.setattr(target_module, "check_memory", refused)
+    monkeypatch.setattr(checked_target, "check_device", lambda _: None)
+    monkeypatch.setattr(checked_target, "check_memory", refused)
     with refuses(ConfigurationError, "cuda:1"):
         TransformersTarget(replace(config(model, 2), device="cuda"))
 

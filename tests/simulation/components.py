@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from cluster.ray.callers import Callers
+from cluster.ray.calling_routers import CallingRouters
 from cluster.ray.deployments import DrafterDeployment, VerifierDeployment
 from cluster.ray.open_streams import OpenStreams
 from cluster.ray.serve_link import ServeVerifierLink
@@ -193,7 +193,7 @@ class VerifierMachine(Component):
         # The deployment without Serve's decoration, and without what it makes of settings.
         self.methods = VerifierDeployment.func_or_class.__new__(VerifierDeployment.func_or_class)
         self.methods._verifier = self.methods._observed = service
-        self.methods._callers = Callers(self.loop.time)
+        self.methods._callers = CallingRouters(self.loop.time)
         self._watching = asyncio.create_task(self.methods._callers.watch())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -199,3 +200,20 @@ def test_plain_requests_take_the_ids_that_the_pass_has_found(seed: int, monkeypa
             found.append([(each.choices, type(each.error)) for each in made])
         assert found[-1] == found[-2]
         assert (NOT_CHOSEN in [each.choices[0] for each in made]) == fails
+
+
+def test_likely_ids_may_be_handed_in(kernels: Library | None) -> None:
+    """As a device that has found them already, or a target without logits."""
+    sent: list[int] = []
+
+    def send(batch: Sequence[Rows], logits: torch.Tensor) -> Callable[[], list[tuple[tuple[int, ...], ...]]]:
+        sent.append(len(batch))
+        return lambda: [((7, 8),), ()]
+
+    chooser = Chooser(EOS, kernels=kernels, send_likely=send)
+    batch = [Rows(request_id=name, context=0, tokens=(1,), logits=1, top_k=k) for name, k in (("a", 2), ("b", 0))]
+    for rows in batch:
+        chooser.open(rows.request_id, None)
+    made = chooser.outcomes(batch, torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.0]]))
+    assert [(each.choices, each.top_ids) for each in made] == [((1,), ((7, 8),)), ((0,), ())]
+    assert sent == [2]

@@ -11,6 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.api.config import PublicServerConfig
+from services.api.grpc import server as server_module
 from services.api.grpc.server import serve_public
 from services.api.messages import ClientRequest, RequestedSampling
 from services.links.in_process import InProcessVerifierLink
@@ -73,7 +74,8 @@ async def test_a_link_does_not_wait_for_ever_either() -> None:
                 await asking
 
 
-async def test_health_goes_on_being_told(tiny_model: Path) -> None:
+async def test_health_goes_on_being_told(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "PERIOD_S", 0.05)
     verifier = Hung()
     router = RouterService(RouterConfig(model_path=str(tiny_model)), InProcessVerifierLink(verifier))
     server = await serve_public(router, PublicServerConfig(port=0))

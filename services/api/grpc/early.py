@@ -17,8 +17,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from services.links.guarded_calls import Context, Handler
-from services.links.status import aborting
+from services.links.guarded_calls import Handler
+from services.links.status import Context, aborting
 from speculation.errors import DeadlineExceeded, InvalidArgument
 
 # Bytes of a message beyond which it is checked and read in a thread.

@@ -20,7 +20,8 @@ from services.api.call_slots import CallSlots, sharer_at
 from services.api.config import PublicServerConfig
 from services.api.grpc.early import LARGE, early
 from services.links.auth import bearer_of
-from services.links.guarded_calls import Context, Handler, Next
+from services.links.guarded_calls import Handler, Next
+from services.links.status import Context
 from speculation.errors import InvalidArgument, ResourceExhausted
 
 # Needs no key and no slot: a supervisor asks it of a busy server, too.

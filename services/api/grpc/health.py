@@ -7,7 +7,7 @@ import asyncio
 from grpc_health.v1 import health, health_pb2
 
 from services.api.grpc.early import send
-from services.links.guarded_calls import Context
+from services.links.status import Context
 
 PERIOD_S = 1.0
 

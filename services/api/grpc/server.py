@@ -27,9 +27,8 @@ from services.api.readiness import Readiness
 from services.api.sockets import check_server
 from services.api.told_headers import told_headers
 from services.links.channel import Options, bind, make_server
-from services.links.guarded_calls import Context
 from services.links.request_names import REQUEST_ID, request_id_of, traceparent_of
-from services.links.status import aborting
+from services.links.status import Context, aborting
 from services.links.tls.mutual import renewed_credentials
 from speculation import limits
 

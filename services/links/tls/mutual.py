@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from services.access.refused_components import RefusedComponents
+from services.links.status import Context
 from services.links.tls.component_files import ComponentTls, mismatch, name_of
 from services.links.tls.renewed_files import RenewedFiles
 from speculation.errors import Unauthenticated
@@ -68,7 +69,7 @@ class CallerTls:
         await self._kept.renewed()
 
 
-def check_caller(context: grpc.aio.ServicerContext[Any, Any], roles: Collection[str], refused: RefusedComponents) -> None:
+def check_caller(context: Context, roles: Collection[str], refused: RefusedComponents) -> None:
     """Check that a call comes from a component in one of ``roles``.
 
     Args:

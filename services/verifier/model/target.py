@@ -13,22 +13,18 @@ from pathlib import Path
 import torch
 
 from services.model_files.folder import reading
-from services.model_files.generation_config import read_generation_config
 from services.verifier.checks.exactness import is_exact
 from services.verifier.checks.guard import check_slice
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.sought import WHOLE_ROWS, Sought
-from services.verifier.config import TargetConfig, check_backends
+from services.verifier.config import TargetConfig
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.parameters import inexact
 from services.verifier.kv_cache.blocks import BlockAllocator
 from services.verifier.kv_cache.kept_states import KeptStates
 from services.verifier.kv_cache.pool import BLOCK, KVPool
-from services.verifier.loading.load_model import split_layers
 from services.verifier.loading.memory import kept_states, state_slots
-from services.verifier.loading.model_config import check_files, longest_request, read_config
-from services.verifier.loading.model_size import check_memory
-from services.verifier.model.gpu_here import check_device
+from services.verifier.model.checked_target import checked
 from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.new_weights import NewWeights, weights_of_part
 from services.verifier.model.served_weights import served_weights
@@ -40,7 +36,7 @@ from services.verifier.model.to_device import Timed
 from services.verifier.stages.same_weights import NOTHING_READ
 from services.verifier.stages.upstream import Launch, earlier_stages
 from services.verifier.stages.ways import device_of_process
-from speculation.errors import ConfigurationError, OutriderError, TargetLost
+from speculation.errors import OutriderError, TargetLost
 from speculation.messages import ServedWeights
 from speculation.types import Features
 
@@ -74,43 +70,11 @@ class TransformersTarget:
         means: TargetMeans = MEANS,
     ) -> None:
         self._means = means
-        check_backends(config)
-        check_device(config)
-        with reading(f"load the model at {config.model_path}", about=config.model_path):
-            check_files(config)
-            model_config = read_config(config).get_text_config()
-            # Refuse a wrong number of stages before any is started.
-            split_layers(config)
-            least, longest = config.max_model_len or BLOCK, longest_request(config, model_config)
-            # Captured passes, and the memory that they take, depend on the longest request.
-            config = replace(config, max_model_len=longest)
-            # Of the last stage's GPU: this process loads that stage, and a question to another GPU would take memory there.
-            on_last = replace(config, device=device_of_process(config.device, config.processes - 1, config.processes))
-            fitted, shape = check_memory(on_last, least)
-            # The other stages' GPUs are as large.
-            self.max_model_len = min(longest, fitted.cache_tokens)
-            config = replace(config, kv_cache_tokens=fitted.cache_tokens, max_model_len=self.max_model_len)
-            # Not as a stage sees it: only others may have layers with a state.
-            self._has_states = shape.state_values_per_request > 0
-            if config.draft_adapter is not None and self._has_states:
-                raise ConfigurationError(
-                    "drafts by rows of noise in the target's passes, and the target has layers with a state; leave it out",
-                    field="drafter.models",
-                    verb="names",
-                    value=config.draft_adapter,
-                )
-            self.vocab_size: int = model_config.vocab_size
-            self.generation = read_generation_config(
-                Path(config.model_path),
-                config.generation_config,
-                config.override_generation_config,
-                vocab_size=self.vocab_size,
-            )
-        for note in self.generation.notes:
-            log.warning("%s", note)
-        log.info("the key-value cache holds %d tokens", config.cache_tokens)
-        if config.enable_prefix_caching and self._has_states:
-            log.info("of prefixes, %d states are kept, every %d tokens", kept_states(config), config.mamba_block_size)
+        known = checked(config)
+        config, self._has_states = known.config, known.has_states
+        assert config.max_model_len is not None
+        self.max_model_len: int = config.max_model_len
+        self.vocab_size, self.generation = known.vocab_size, known.generation
         self.eos_token_ids = self.generation.eos_token_ids
         self.depth, self.processes = config.stages, config.processes
         self.choosing_s = 0.0

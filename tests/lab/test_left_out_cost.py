@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from lab.left_out import AGAIN, WITH, WITHOUT, AnswerCost, CostRatio, compare, measure
+from lab.left_out_cost import AGAIN, WITH, WITHOUT, AnswerCost, CostRatio, compare, measure
 
 pytestmark = pytest.mark.exhaustive
 

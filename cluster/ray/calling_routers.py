@@ -17,7 +17,7 @@ BEAT_S = 2.0
 SILENCE_S = 15.0
 
 
-class Callers:
+class CallingRouters:
     """The routers that a verifier works for, and the tasks that answer them.
 
     Args:

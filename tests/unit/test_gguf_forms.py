@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, quants
 
-from benchmarks.bench import forms
+from benchmarks.bench import gguf_forms
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 from tests.tiny_gguf import make_tiny_gguf
@@ -31,7 +31,7 @@ def kinds(path: Path) -> dict[str, str]:
 
 
 def test_float32_has_the_very_numbers(gguf: Path, tmp_path: Path) -> None:
-    made = forms.brought_into("f32", gguf, tmp_path)
+    made = gguf_forms.brought_into("f32", gguf, tmp_path)
     assert set(kinds(made).values()) == {"F32"}
     before, after = values(gguf), values(made)
     assert list(before) == list(after)
@@ -39,7 +39,7 @@ def test_float32_has_the_very_numbers(gguf: Path, tmp_path: Path) -> None:
 
 
 def test_q8_0_rounds_matrices_within_half_a_step(gguf: Path, tmp_path: Path) -> None:
-    made = forms.brought_into("q8_0", gguf, tmp_path)
+    made = gguf_forms.brought_into("q8_0", gguf, tmp_path)
     before, after = values(gguf), values(made)
     for name, kind in kinds(made).items():
         assert kind == ("F32" if before[name].ndim == 1 else "Q8_0"), name
@@ -53,23 +53,23 @@ def test_q8_0_rounds_matrices_within_half_a_step(gguf: Path, tmp_path: Path) -> 
     assert any(not np.array_equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("form", forms.FORMS)
+@pytest.mark.parametrize("form", gguf_forms.FORMS)
 def test_what_the_file_says_of_the_model_is_kept(gguf: Path, tmp_path: Path, form: str) -> None:
-    before, after = GGUFReader(gguf).fields, GGUFReader(forms.brought_into(form, gguf, tmp_path)).fields
+    before, after = GGUFReader(gguf).fields, GGUFReader(gguf_forms.brought_into(form, gguf, tmp_path)).fields
     for name, field in before.items():
         if not name.startswith("GGUF."):
             assert (after[name].types, after[name].contents()) == (field.types, field.contents()), name
-    assert after["general.file_type"].contents() == forms.FORMS[form][1]
+    assert after["general.file_type"].contents() == gguf_forms.FORMS[form][1]
 
 
 def test_it_is_written_once_and_again_for_another_file(gguf: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.gguf"
     mine.write_bytes(gguf.read_bytes())
-    first = forms.brought_into("q8_0", mine, tmp_path / "made")
+    first = gguf_forms.brought_into("q8_0", mine, tmp_path / "made")
     first.write_bytes(b"kept")
-    assert forms.brought_into("q8_0", mine, tmp_path / "made").read_bytes() == b"kept"
+    assert gguf_forms.brought_into("q8_0", mine, tmp_path / "made").read_bytes() == b"kept"
     mine.write_bytes(gguf.read_bytes() + b"\0")
-    assert forms.brought_into("q8_0", mine, tmp_path / "made") != first
+    assert gguf_forms.brought_into("q8_0", mine, tmp_path / "made") != first
 
 
 @pytest.mark.parametrize("size", [0, 100, -100])
@@ -77,5 +77,5 @@ def test_a_damaged_file_is_named_and_nothing_is_left(gguf: Path, tmp_path: Path,
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(gguf.read_bytes()[:size])
     with refuses(ConfigurationError, field="broken.gguf"):
-        forms.brought_into("f32", broken, tmp_path / "made")
+        gguf_forms.brought_into("f32", broken, tmp_path / "made")
     assert not list((tmp_path / "made").iterdir())

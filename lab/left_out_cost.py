@@ -1,6 +1,6 @@
 """The cost of a draft model where it does not pay, in processor time: a busy machine hardly changes that.
 
-    python -m lab.left_out --models FOLDER [--set drafter.streaming_form=one_pass] [--minutes 10] [--prompts builtin]
+    python -m lab.left_out_cost --models FOLDER [--set drafter.streaming_form=one_pass] [--minutes 10] [--prompts builtin]
 
 Three services in this process answer the same prompts by turns, greedily: without models, without models again, and with
 them. An answer costs what the process uses meanwhile: target, drafters and everything around them, on all threads. Answers

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cluster.ray.callers import SILENCE_S, Callers
+from cluster.ray.calling_routers import SILENCE_S, CallingRouters
 from speculation.errors import Unavailable
 
 
@@ -20,7 +20,7 @@ class Clock:
 
 async def test_streams_of_a_silent_router_end_and_others_go_on() -> None:
     clock = Clock()
-    callers = Callers(clock)
+    callers = CallingRouters(clock)
     ended = []
 
     async def answer(caller: str) -> None:
