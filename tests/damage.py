@@ -1,4 +1,4 @@
-"""Damages to a model's folder or GGUF file, as disks, downloads and people cause them: any, by a seed."""
+"""Damages to a folder of weights or a GGUF file, as disks, downloads and people cause them: any, by a seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-SINGLE = "model.safetensors"
+SINGLE, _WEIGHTS = "model.safetensors", ".safetensors"
+# How likely each is, and what does it.
+Damages = dict[str, tuple[int, Callable[[random.Random, Path], str]]]
 # Values of every kind that JSON has, some of them beyond any sense.
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 3, 10**12, 0.5, -1e30, float("nan"), float("inf"), "", "x", "4", [], [1, "a"], {}, {"a": 1},
@@ -20,10 +22,19 @@ VALUES: tuple[Any, ...] = (
 
 
 def damage(folder: Path, seed: int) -> str:
-    """Do one of them to ``folder``; says which."""
+    """Do one of them to a model's folder; says which."""
+    return _one_of(DAMAGES, folder, seed)
+
+
+def damage_beside(folder: Path, seed: int) -> str:
+    """The same to a folder of weights that are used beside a model: a drafter's, or an adapter's."""
+    return _one_of(DAMAGES_BESIDE, folder, seed)
+
+
+def _one_of(damages: Damages, folder: Path, seed: int) -> str:
     rng = random.Random(seed)
-    kind = rng.choices(list(DAMAGES), weights=[weight for weight, _ in DAMAGES.values()])[0]
-    return f"{kind}: {DAMAGES[kind][1](rng, folder)}"
+    kind = rng.choices(list(damages), weights=[weight for weight, _ in damages.values()])[0]
+    return f"{kind}: {damages[kind][1](rng, folder)}"
 
 
 def damage_gguf(file: Path, seed: int) -> str:
@@ -58,7 +69,7 @@ def _flip(rng: random.Random, folder: Path) -> str:
     """Bytes of a text, or of a header: those of weights nobody could notice."""
     file = _file(rng, folder)
     data = bytearray(file.read_bytes())
-    end = 8 + int.from_bytes(data[:8], "little") if file.name == SINGLE else len(data)
+    end = 8 + int.from_bytes(data[:8], "little") if file.suffix == _WEIGHTS else len(data)
     places = [rng.randrange(end) for _ in range(rng.choice((1, 1, 4)))]
     for at in places:
         data[at] = rng.choice((0, 255, data[at] ^ 1 << rng.randrange(8), ord(rng.choice('0123456789{}[],:"tf-'))))
@@ -99,9 +110,18 @@ def _replace(rng: random.Random, folder: Path) -> str:
 
 
 def _field(rng: random.Random, folder: Path) -> str:
-    """One field of a JSON file: another value, another name, or none."""
+    """One field of a JSON file of a model: another value, another name, or none."""
     name = rng.choice(("config.json", "config.json", "config.json", "tokenizer.json", "tokenizer_config.json"))
-    content = json.loads((folder / name).read_text())
+    return _field_of(rng, folder / name)
+
+
+def _any_field(rng: random.Random, folder: Path) -> str:
+    """The same of any JSON file."""
+    return _field_of(rng, _file(rng, folder, ".json"))
+
+
+def _field_of(rng: random.Random, file: Path) -> str:
+    content = json.loads(file.read_text())
     place, path = content, []
     while True:
         keys: list[Any] = sorted(place) if isinstance(place, dict) else list(range(len(place)))
@@ -118,8 +138,8 @@ def _field(rng: random.Random, folder: Path) -> str:
         del place[key]
     else:
         place[f"{key}_"] = place.pop(key)
-    (folder / name).write_text(json.dumps(content))
-    return f"{name} {path} {how} {place.get(key) if isinstance(place, dict) else ''}"
+    file.write_text(json.dumps(content))
+    return f"{file.name} {path} {how} {place.get(key) if isinstance(place, dict) else ''}"
 
 
 def _added(rng: random.Random, folder: Path) -> str:
@@ -157,14 +177,23 @@ def _added(rng: random.Random, folder: Path) -> str:
 
 def _tensor(rng: random.Random, folder: Path) -> str:
     """One weight."""
-    tensors = load_file(folder / SINGLE)
+    return _tensor_of(rng, folder / SINGLE)
+
+
+def _any_tensor(rng: random.Random, folder: Path) -> str:
+    """One weight of any file."""
+    return _tensor_of(rng, _file(rng, folder, _WEIGHTS))
+
+
+def _tensor_of(rng: random.Random, file: Path) -> str:
+    tensors = load_file(file)
     name = rng.choice(sorted(tensors))
     weight = tensors[name]
     changes: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
         "gone": dict,
         "renamed": lambda: {f"{name}_packed": weight},
         "shorter": lambda: {name: weight[:-1].clone()},
-        "turned": lambda: {name: weight.t().contiguous()},
+        "turned": lambda: {name: weight.T.contiguous()},
         "flat": lambda: {name: weight.flatten()},
         "empty": lambda: {name: weight[:0].clone()},
         "number": lambda: {name: weight.sum()},
@@ -182,8 +211,8 @@ def _tensor(rng: random.Random, folder: Path) -> str:
     }
     how = rng.choice(sorted(changes))
     made = changes[how]()
-    save_file({key: value for key, value in tensors.items() if key != name} | made, folder / SINGLE, {"format": "pt"})
-    return f"{name} {how}"
+    save_file({key: value for key, value in tensors.items() if key != name} | made, file, {"format": "pt"})
+    return f"{file.name} {name} {how}"
 
 
 def _index(rng: random.Random, folder: Path) -> str:
@@ -210,7 +239,7 @@ def _index(rng: random.Random, folder: Path) -> str:
     return how
 
 
-DAMAGES: dict[str, tuple[int, Callable[[random.Random, Path], str]]] = {
+DAMAGES: Damages = {
     "cut": (2, _cut),
     "flip": (4, _flip),
     "remove": (1, _remove),
@@ -220,4 +249,9 @@ DAMAGES: dict[str, tuple[int, Callable[[random.Random, Path], str]]] = {
     "added": (4, _added),
     "tensor": (4, _tensor),
     "index": (1, _index),
+}
+DAMAGES_BESIDE: Damages = {
+    **{kind: DAMAGES[kind] for kind in ("cut", "flip", "remove", "swap", "replace")},
+    "field": (8, _any_field),
+    "tensor": (8, _any_tensor),
 }
