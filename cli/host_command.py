@@ -14,6 +14,7 @@ themselves, so that drafters find something, and every answer is compared with i
 
 How to read it: a GPU waits for the host between two passes, so "clock" is what a step would take at least however fast the
 GPU is. "processors" is the time of all threads, and says most on a machine that does other work; the last line repeats it.
+What only the benchmark does, which makes up what the target says, is in neither.
 Times are the best of all rounds. Drafts are waited for, and every node that was drafted is checked. With --layout gpu what
 is done while a pass runs is told apart from what the GPU waits for.
 

@@ -2,7 +2,8 @@
 
 Read in this order:
 
-1. ``types``, ``messages``            what is exchanged; ``columns`` has it for many requests at once
+1. ``types``, ``messages``            what is exchanged; ``columns`` has it for many requests at once,
+                                      ``id_rows`` the likely ids of a pass
 2. ``prefix``, ``room``               where a draft belongs, and how long an answer may be
 3. ``sources``                        what drafters need
 4. ``choose``, ``philox``             the target's own next token, and its random numbers
@@ -13,5 +14,6 @@ Read in this order:
 9. ``ports``                          who talks to whom
 
 Then ``adapters`` and ``reloads`` (other weights), ``held_models`` (what a drafter elsewhere holds), ``successor_table``,
-``colours``, and what all share: ``errors``, ``limits``, ``files``, ``records``. ``services/verifier/engine`` runs it.
+``colours``, and what all share: ``errors``, ``limits``, ``files``, ``records``,
+``arrays``. ``services/verifier/engine`` runs it.
 """

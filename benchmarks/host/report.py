@@ -22,7 +22,8 @@ def host_tables(measured: Sequence[HostCost]) -> list[Table]:
             title="The host's part of a step, milliseconds",
             columns=("load", "processors", "clock", "goal", "tokens a step", "nodes a step", "us a token"),
             rows=tuple(_step_row(each) for each in measured),
-            note="the best of all rounds; processors: time of all threads, clock: from one pass to the next",
+            note="the best of all rounds; processors: time of all threads, clock: from one pass to the next; both without "
+            "what only the benchmark does",
         ),
         _by_name("By phase of the loop, microseconds a step on the clock, mean of all rounds", measured, "phases"),
         _by_name("By part of the code, microseconds a step of the processors", measured, "parts"),

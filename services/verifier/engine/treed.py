@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from services.verifier.engine.live_request import LiveRequest
-from services.verifier.engine.native.walks import Walked, walk_together
+from services.verifier.engine.native.walks import ChosenPaths, walk_together
 from services.verifier.model.tree_rows import TreeOutcomes, TreeRows
 from speculation.types import TokenTree
 
@@ -41,7 +41,7 @@ class Treed:
         self._full_at = [request.full_at for request in requests]
         # Of all answers: there are few different ones.
         self._stops = frozenset(chain.from_iterable({request.stop_ids for request in requests}))
-        self.walked: Walked | None = None
+        self.walked: ChosenPaths | None = None
         self.top_ids: Sequence[Sequence[tuple[int, ...]]] = ()
 
     def walk(self, outcomes: TreeOutcomes) -> list[int] | None:

@@ -42,9 +42,6 @@ from speculation.types import Features
 
 log = logging.getLogger(__name__)
 
-# The one row of a request in ``SingleRows``.
-_FIRST = (0,)
-
 
 class TransformersTarget:
     """Implements ``target_port.Target``. The last pipeline stage is here, or its last rank; ``launch`` starts the others.
@@ -260,12 +257,11 @@ class TransformersTarget:
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         # What measures passes says that a context is there which was never computed: no rows are kept then.
-        computed = self._rows[request_id].tokens if rows else ()
-        self._keep(request_id, context, rows, computed)
+        self._keep(request_id, context, rows, self._rows[request_id].tokens if rows else ())
 
     def keep_singles(self, batch: SingleRows) -> None:
         for request_id, context, token in zip(batch.request_ids, batch.contexts, batch.tokens, strict=True):
-            self._keep(request_id, context, _FIRST, (token,))
+            self._keep(request_id, context, (0,), (token,))
 
     def keep_paths(self, batch: ColumnRows, paths: Sequence[Sequence[int]]) -> None:
         for rows, path in zip(batch, paths, strict=True):

@@ -15,7 +15,7 @@ from speculation.arrays import array_of
 _WALKS = struct.Struct("q7P")
 
 
-class Walked(NamedTuple):
+class ChosenPaths(NamedTuple):
     """For each tree the path that the choices lead to, and its tokens with the choice after it."""
 
     paths: list[tuple[int, ...]]
@@ -24,7 +24,7 @@ class Walked(NamedTuple):
 
 def walk_together(
     counts: Sequence[int], tokens: Iterable[int], parents: Iterable[int], choices: Iterable[int]
-) -> Walked | None:
+) -> ChosenPaths | None:
     """Go down all trees, which have no probes. None: nothing is compiled.
 
     Args:
@@ -41,7 +41,7 @@ def walk_together(
     library.walks_take(_WALKS.pack(count, *[each.buffer_info()[0] for each in held]))
     ends = [*accumulate(accepted, initial=0)]
     all_nodes, all_tokens = tuple(paths), tuple(taken)
-    return Walked(
+    return ChosenPaths(
         [all_nodes[begin:end] for begin, end in pairwise(ends)],
         # One more than its nodes.
         [all_tokens[begin + tree : end + tree + 1] for tree, (begin, end) in enumerate(pairwise(ends))],
