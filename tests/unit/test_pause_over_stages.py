@@ -14,12 +14,12 @@ from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.loop import DecodingLoop
 from speculation.errors import NotBegun, TargetLost, Unavailable
 from speculation.messages import Finished, GenerationRequest
-from tests.fakes import RandomDrafter, ToyTarget, collect, request
+from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, request
 from tests.simulated import PASS_S, decoding, simulated
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 # Of an answer: it does not end within a few passes. And of a pause that is not to end by itself.
-TOKENS, LONG_S = 60, 1000.0
+TOKENS, LONG_S = 40, 1000.0
 WHOLE, SHOWN = "abc", "xyz"
 
 
@@ -57,9 +57,15 @@ async def under_way(
         assert (await read(loop, wanted("n")))[0] == await alone("n")
 
 
+_ALONE: dict[str, list[int]] = {}
+
+
 async def alone(name: str) -> list[int]:
-    async with decoding(ToyTarget(), InProcessDraftLink(RandomDrafter())) as loop:
-        return (await collect(loop, wanted(name)))[0]
+    """An answer by plain decoding, made once."""
+    if name not in _ALONE:
+        async with decoding(ToyTarget()) as loop:
+            _ALONE[name] = (await collect(loop, replace(wanted(name), plan=PLAIN)))[0]
+    return _ALONE[name]
 
 
 async def begun(names: str) -> dict[str, GenerationRequest]:
