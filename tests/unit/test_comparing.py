@@ -104,7 +104,7 @@ async def test_nobody_waits_for_the_passes_of_a_long_answer_to_be_added_up() -> 
     (found,) = await comparing.compare(replace(wanted(), committed=(1,) * count), [PLAIN])
     beside.cancel()
     assert found.num_passes == count and found.seconds == pytest.approx(PASS_S * (count - 1))
-    assert turns >= 50
+    assert turns > 40
 
 
 class Absent:

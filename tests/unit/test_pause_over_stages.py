@@ -14,12 +14,12 @@ from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.loop import DecodingLoop
 from speculation.errors import NotBegun, TargetLost, Unavailable
 from speculation.messages import Finished, GenerationRequest
-from tests.fakes import RandomDrafter, ToyTarget, collect, request
+from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, request
 from tests.simulated import PASS_S, decoding, simulated
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 # Of an answer: it does not end within a few passes. And of a pause that is not to end by itself.
-TOKENS, LONG_S = 60, 1000.0
+TOKENS, LONG_S = 40, 1000.0
 WHOLE, SHOWN = "abc", "xyz"
 
 
@@ -57,9 +57,20 @@ async def under_way(
         assert (await read(loop, wanted("n")))[0] == await alone("n")
 
 
+_ALONE: dict[str, list[int]] = {}
+
+
 async def alone(name: str) -> list[int]:
-    async with decoding(ToyTarget(), InProcessDraftLink(RandomDrafter())) as loop:
-        return (await collect(loop, wanted(name)))[0]
+    """An answer by plain decoding, made once."""
+    if name not in _ALONE:
+        async with decoding(ToyTarget()) as loop:
+            _ALONE[name] = (await collect(loop, replace(wanted(name), plan=PLAIN)))[0]
+    return _ALONE[name]
+
+
+async def begun(names: str) -> dict[str, GenerationRequest]:
+    """Requests for answers that were begun, and lost."""
+    return {name: replace(wanted(name), committed=tuple((await alone(name))[:9])) for name in names}
 
 
 async def read(loop: DecodingLoop, asked: GenerationRequest) -> tuple[list[int], bool]:
@@ -111,7 +122,7 @@ async def test_they_do_not_wait_for_those_that_come_to_their_end(depth: int) -> 
 @pytest.mark.parametrize("restart", [False, True])
 @simulated
 async def test_a_stage_that_dies_in_a_pause(depth: int, restart: bool) -> None:
-    names = WHOLE + SHOWN if restart else SHOWN
+    names, moved = WHOLE + SHOWN if restart else SHOWN, await begun(SHOWN)
     async with under_way(depth, names) as (loop, target, tasks):
         pause = pausing(loop, restart=restart)
         await asyncio.sleep((depth + 1) * PASS_S)
@@ -122,8 +133,7 @@ async def test_a_stage_that_dies_in_a_pause(depth: int, restart: bool) -> None:
         # Their router asks once more, behind what they have, a while after the target is there again: they end by its weights.
         await asyncio.sleep(3.0)
         assert target.recovered == 1 and not target.kept and not pause.done()
-        moved = [replace(wanted(name), committed=tuple((await alone(name))[:9])) for name in SHOWN]
-        back = {name: asyncio.create_task(read(loop, each)) for name, each in zip(SHOWN, moved, strict=True)}
+        back = {name: asyncio.create_task(read(loop, each)) for name, each in moved.items()}
         await pause
         await all_right(back, SHOWN, again=False)
         loop.pause.end()
@@ -133,9 +143,9 @@ async def test_a_stage_that_dies_in_a_pause(depth: int, restart: bool) -> None:
 @simulated
 async def test_answers_that_come_back_of_a_stage_that_died_when_the_weights_are_others() -> None:
     """Of one of which something was shown nobody can go on; the other begins again, though it was to end as it had begun."""
+    moved = await begun("ay")
     async with under_way(2, "x") as (loop, _, _):
         await pausing(loop, restart=False)
-        moved = {name: replace(wanted(name), committed=tuple((await alone(name))[:9])) for name in "ay"}
         late = {name: asyncio.create_task(read(loop, each)) for name, each in moved.items()}
         await asyncio.sleep(10 * PASS_S)
         assert loop.waiting == 2 and not loop.running
@@ -183,14 +193,14 @@ async def test_a_pause_that_ends_before_it_has_begun(depth: int) -> None:
 @DEPTHS
 @simulated
 async def test_a_stage_that_dies_while_decoding_stands_still(depth: int) -> None:
+    moved = await begun(SHOWN)
     async with under_way(depth, SHOWN) as (loop, target, tasks):
         await loop.hold.begin()
         target.lose_next = True
         ended = await asyncio.gather(*tasks.values(), return_exceptions=True)
         assert all(isinstance(each, Unavailable) for each in ended) and target.recovered == 1
         # Their router asks once more, behind what they have.
-        moved = [replace(wanted(name), committed=tuple((await alone(name))[:9])) for name in SHOWN]
-        again = {name: asyncio.create_task(read(loop, each)) for name, each in zip(SHOWN, moved, strict=True)}
+        again = {name: asyncio.create_task(read(loop, each)) for name, each in moved.items()}
         await asyncio.sleep(20 * PASS_S)
         assert loop.hold.on and not loop.running
         loop.hold.end()
