@@ -3,7 +3,6 @@
 # ///
 """DSPy's programs, over chat completions (by LiteLLM)."""
 
-import asyncio
 import json
 from typing import Literal
 
