@@ -252,9 +252,9 @@ async def test_only_allowed_tools_can_be_called_though_all_are_shown(mode: str) 
     }
     said = await told(router, tools=[LOOK, F], tool_choice=only)
     assert said["calls"] == ([] if mode == "auto" else [["look", '{"a": "b"}']])
-    asked = router.asked[-1]
-    assert asked.chat is not None and [each["function"]["name"] for each in json.loads(asked.chat.tools)] == ["look", "f"]
-    form = asked.sampling.structured_outputs
+    shown = json.loads(read_chat({"messages": FOX, "tools": [LOOK, F], "tool_choice": only}).chat.tools)
+    assert [each["function"]["name"] for each in shown] == ["look", "f"]
+    form = router.asked[-1].sampling.structured_outputs
     assert form is not None and "look" in form.text and '"f' not in form.text
     # All of them are no fewer than without the field.
     only["allowed_tools"]["tools"].append({"type": "function", "function": {"name": "f"}})  # type: ignore[index]
