@@ -42,7 +42,7 @@ def allowed(problem: Mapping[str, Any]) -> str:
     """What the value must be; empty: pydantic's own sentence says it best."""
     context: dict[str, Any] = problem.get("ctx", {})
     if problem["type"] == "literal_error":
-        known = _QUOTED.findall(context["expected"])
+        known: list[str] = _QUOTED.findall(context["expected"])
         if len(known) == 1:
             return known[0]
         return f"one of {', '.join(known)}{did_you_mean(str(problem['input']), known)}"

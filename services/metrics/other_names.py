@@ -55,7 +55,7 @@ TABLE: Mapping[str, tuple[str, str, str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class CounterRatio:
     """A gauge that is one of our counters by another, since the start: theirs are of late.
 
     Attributes:
@@ -68,16 +68,16 @@ class Ratio:
 
 
 # Gauges that we have no number for, by server and name.
-RATIOS: Mapping[OtherServer, Mapping[str, Ratio]] = {
+RATIOS: Mapping[OtherServer, Mapping[str, CounterRatio]] = {
     "sglang": {
-        "cache_hit_rate": Ratio("prefix_cache_hits_total", "prefix_cache_queries_total"),
-        "spec_accept_length": Ratio("spec_decode_num_emitted_tokens_total", "spec_decode_num_passes_total"),
-        "spec_accept_rate": Ratio("spec_decode_num_accepted_tokens_total", "spec_decode_num_draft_tokens_total"),
+        "cache_hit_rate": CounterRatio("prefix_cache_hits_total", "prefix_cache_queries_total"),
+        "spec_accept_length": CounterRatio("spec_decode_num_emitted_tokens_total", "spec_decode_num_passes_total"),
+        "spec_accept_rate": CounterRatio("spec_decode_num_accepted_tokens_total", "spec_decode_num_draft_tokens_total"),
     },
     "tensorrt_llm": {
-        "kv_cache_hit_rate": Ratio("prefix_cache_hits_total", "prefix_cache_queries_total"),
+        "kv_cache_hit_rate": CounterRatio("prefix_cache_hits_total", "prefix_cache_queries_total"),
         # Of passes with drafts alone, as theirs is.
-        "spec_decode_acceptance_length": Ratio(
+        "spec_decode_acceptance_length": CounterRatio(
             "spec_decode_num_accepted_tokens_total", "spec_decode_num_drafts_total", plus=1.0
         ),
     },

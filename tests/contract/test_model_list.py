@@ -70,6 +70,9 @@ async def test_what_is_not_there_is_refused_in_the_clients_words() -> None:
         with pytest.raises(anthropic.NotFoundError) as missing:
             await client.models.retrieve("claude-9")
         MessageErrorReply.model_validate(missing.value.body, strict=True)
+        with pytest.raises(anthropic.NotFoundError) as unserved:
+            await client.beta.files.list()
+        MessageErrorReply.model_validate(unserved.value.body, strict=True)
         for query in ({"limit": 0}, {"limit": 1001}, {"after_id": "claude-9"}, {"before_id": ""}):
             with pytest.raises(anthropic.BadRequestError, match=next(iter(query))):
                 await client.models.list(**query)  # type: ignore[arg-type]

@@ -230,7 +230,35 @@ async def test_a_form_holds_for_the_answer() -> None:
     router.text = '<think>A fox?</think>[{"name": "look", "arguments": {"a": "b"}}]'
     said = await told(router, tools=[LOOK], tool_choice="required")
     assert said["calls"] == [["look", '{"a": "b"}']] and said["reasoning_content"] == "A fox?"
+    # Of an answer that is calls, no text has the form that is asked for text.
+    calls = router.asked[-1].sampling.structured_outputs
+    assert await told(router, tools=[LOOK], tool_choice="required", response_format=schema) == said
+    assert router.asked[-1].sampling.structured_outputs == calls
     # A form that is none is refused by its own name.
     async with served(router) as (client, _):
         wrong = await client.post(CHAT, json={"messages": FOX, "structured_outputs": {"regex": "a\\"}})
         assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "structured_outputs.regex"
+        both = {"tools": [LOOK], "tool_choice": "required", "structured_outputs": {"regex": "a"}}
+        wrong = await client.post(CHAT, json={"messages": FOX, **both})
+        assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_only_allowed_tools_can_be_called_though_all_are_shown(mode: str) -> None:
+    router = ScriptedRouter("Words." if mode == "auto" else '[{"name": "look", "arguments": {"a": "b"}}]')
+    only = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": mode, "tools": [{"type": "function", "function": {"name": "look"}}]},
+    }
+    said = await told(router, tools=[LOOK, F], tool_choice=only)
+    assert said["calls"] == ([] if mode == "auto" else [["look", '{"a": "b"}']])
+    shown = json.loads(read_chat({"messages": FOX, "tools": [LOOK, F], "tool_choice": only}).chat.tools)
+    assert [each["function"]["name"] for each in shown] == ["look", "f"]
+    form = router.asked[-1].sampling.structured_outputs
+    assert form is not None and "look" in form.text and '"f' not in form.text
+    # All of them are no fewer than without the field.
+    only["allowed_tools"]["tools"].append({"type": "function", "function": {"name": "f"}})  # type: ignore[index]
+    await told(router, tools=[LOOK, F], tool_choice=only)
+    both = router.asked[-1].sampling.structured_outputs
+    await told(router, tools=[LOOK, F], tool_choice=mode)
+    assert both == router.asked[-1].sampling.structured_outputs

@@ -43,7 +43,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview", "mcp", "image_generation",
         "local_shell", "shell", "apply_patch", "custom", "namespace", "tool_search")],
     *[({"tools": [LOOK], "tool_choice": {"type": kind}}, "tool_choice.type") for kind in (
-        "allowed_tools", "web_search_preview", "custom", "mcp")],
+        "web_search_preview", "custom", "mcp")],
     *[({"input": [FOX, {"type": kind}]}, "input[1].type") for kind in (
         "computer_call", "computer_call_output", "web_search_call", "file_search_call", "code_interpreter_call", "mcp_call",
         "image_generation_call", "local_shell_call", "custom_tool_call", "custom_tool_call_output", "compaction")],
@@ -136,7 +136,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [LOOK], "tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice.name"),
     ({"tools": [LOOK], "tool_choice": {"type": "function"}}, "tool_choice.name"),
-    ({"tools": [LOOK], "tool_choice": "required", "text": {"format": FORM}}, "tool_choice"),
+    ({"tools": [LOOK], "tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tool_choice"),
+    ({"tools": [LOOK], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.mode"),
+    ({"tools": [LOOK], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.tools"),
+    ({"tools": [LOOK], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "other"}]}},
+     "tool_choice.tools[0].name"),
     ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),
     ({"speculation": {"strategy": "magic"}}, "speculation.strategy"),
     ({"speculation": {"mood": 1}}, "speculation.mood"),

@@ -105,12 +105,17 @@ def test_an_error_in_the_middle_of_an_answer_is_shown(open_page: Open, serve: Se
 
 def test_a_refused_value_is_named(open_page: Open, serve: Serve, complaints: Complaints) -> None:
     complaints.expected = "status of 400"
-    url = serve(scripted())
+    router = scripted()
+    url = serve(router)
     page = open_page(url)
     page.locator("#composer").evaluate("form => { form.noValidate = true; }")
     send(page, "tell", temperature="3")
     assert page.locator(".card.failure").inner_text().startswith("temperature is 3")
-    assert page.locator(".answer").count() == 0
+    assert page.locator(".answer").count() == 0 and page.locator("#figures-card").is_hidden()
+    # It is sent once more, and not twice.
+    assert page.input_value("#message") == "tell"
+    ask(page, "tell it")
+    assert bytes(router.asked[-1].input).decode().count("tell") == 1
 
 
 def test_a_wrong_key_asks_for_another_one(open_page: Open, serve: Serve, complaints: Complaints) -> None:
@@ -207,6 +212,7 @@ def test_a_server_that_is_gone_is_said_and_comes_back(open_page: Open, complaint
     page.fill("#message", "anybody?")
     page.click("#send")
     assert page.locator(".card.failure").inner_text() == "The server does not answer."
+    assert page.input_value("#message") == "anybody?"
     with scripted_service(scripted(), HttpConfig(port=port)):
         page.locator("#health.good").wait_for()
 

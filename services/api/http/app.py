@@ -242,11 +242,10 @@ class HttpApp:
 
 
 def _door(path: str, headers: Headers) -> Door:
-    """The API that a path belongs to; OpenAI's and Anthropic's both list models."""
+    """The API that a client speaks. OpenAI's and Anthropic's have some paths in common, such as that of the models."""
     if path.startswith(_OLLAMA_S):
         return OLLAMA
-    of_anthropic = path.startswith(_MESSAGES) or (path.startswith(_MODELS) and _VERSION in headers)
-    return ANTHROPIC if of_anthropic else OPENAI
+    return ANTHROPIC if path.startswith(_MESSAGES) or _VERSION in headers else OPENAI
 
 
 def _without_id(path: str) -> tuple[str, str]:

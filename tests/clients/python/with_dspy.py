@@ -1,9 +1,10 @@
 # /// script
-# dependencies = ["dspy==3.0.4"]
+# dependencies = ["dspy==3.4.1"]
+# [tool.outrider]
+# stream = "Not tried: it streams fields of programs."
 # ///
 """DSPy's programs, over chat completions (by LiteLLM)."""
 
-import asyncio
 import json
 from typing import Literal
 

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["haystack-ai==2.20.0"]
+# dependencies = ["haystack-ai==3.4.1"]
 # ///
 """Haystack's generators, over chat completions."""
 

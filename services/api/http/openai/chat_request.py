@@ -105,6 +105,7 @@ def _logprobs(fields: Fields) -> int | None:
 def _form(fields: Fields, tools: ToolUse | None) -> tuple[StructuredOutputs | None, str]:
     form, field = read_form(fields)
     called = None if tools is None else tools.form
-    if form is not None and called is not None:
+    # response_format is that of text, of which an answer that is calls has none.
+    if form is not None and called is not None and not field.startswith("response_format"):
         raise fields.refuse("tool_choice", "set", "auto or none where the answer's form is given")
     return (called, "tools") if called is not None else (form, field)

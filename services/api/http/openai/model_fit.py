@@ -156,8 +156,10 @@ def _held_to_calls(tools: ToolUse, sampling: RequestedSampling, card: ModelCard)
         allowed = "unset where tool_choice is auto and the answer's form is given, too"
         raise Refused(next(iter(tools.strict.values())), True, allowed, "unsupported_value")
     # An answer that follows a JSON schema calls nothing.
-    if not tools.several and form.kind not in ("json", "json_object"):
+    if (tools.allowed or not tools.several) and form.kind not in ("json", "json_object"):
         allowed = "unset where tool_choice is auto and the answer's form is given, too"
+        if tools.allowed:
+            raise Refused("tool_choice", "allowed_tools", allowed, "unsupported_value")
         raise Refused("parallel_tool_calls", False, allowed, "unsupported_value")
     return sampling
 
@@ -167,7 +169,7 @@ def of_a_tool(asked: Asked, error: InvalidArgument) -> InvalidArgument:
     if asked.tools is None or asked.form_field not in ("", "tools") or not error.field.startswith("structured_outputs."):
         return error
     for index, (name, schema) in enumerate(asked.tools.schemas.items()):
-        if asked.tools.called not in ("", name):
+        if asked.tools.called not in ("", name) or name not in asked.tools.callable:
             continue
         try:
             check_sampling(SamplingParams(max_tokens=1, structured_outputs=schema_form(schema, "tools")))

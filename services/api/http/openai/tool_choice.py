@@ -12,7 +12,7 @@ from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import WITHOUT_EFFECT, Fields, fields_of
 from services.api.http.openai.mark_rules import MarkRules
 from services.api.http.openai.protocol.chat_body import MAX_TOOLS
-from services.api.http.openai.protocol.messages import Function, FunctionName, NamedTool, Tool
+from services.api.http.openai.protocol.messages import AllowedTools, Function, FunctionName, NamedTool, Tool, ToolsToCall
 from services.api.http.openai.tool_grammar import calls_in_messages, calls_in_text, listed_calls
 from services.api.model_card import ModelCard
 from services.tool_formats.catalogue import FORMATS
@@ -39,6 +39,7 @@ class ToolUse:
             field that says so.
         several: an answer may call more than one.
         called: the named function.
+        allowed: those that may be called, where the others are only shown; empty: all.
     """
 
     mode: Mode
@@ -47,6 +48,12 @@ class ToolUse:
     strict: dict[str, str] = field(default_factory=dict)
     several: bool = True
     called: str = ""
+    allowed: tuple[str, ...] = ()
+
+    @property
+    def callable(self) -> dict[str, Any]:
+        """Schemas of the functions that may be called."""
+        return {name: schema for name, schema in self.schemas.items() if not self.allowed or name in self.allowed}
 
     @property
     def form(self) -> StructuredOutputs | None:
@@ -55,7 +62,7 @@ class ToolUse:
             return None
         if self.mode == "named":
             return schema_form(self.schemas[self.called], "tools")
-        return _grammar(listed_calls(self.schemas, several=self.several))
+        return _grammar(listed_calls(self.callable, several=self.several))
 
     def form_within(self, card: ModelCard) -> StructuredOutputs | None:
         """The form of text in which the model is free to call tools; None: any, as far as the tools ask for no more.
@@ -66,17 +73,19 @@ class ToolUse:
         Raises:
             Refused: this cannot be asked of such calls; names the field.
         """
-        if self.mode != "auto" or (self.several and not self.strict):
+        if self.mode != "auto" or (self.several and not self.strict and not self.allowed):
             return None
-        marks = MarkRules(card)
+        marks, free = MarkRules(card), self.callable
         if card.tool_format == HARMONY:
-            return _grammar(calls_in_messages(self.schemas, self.strict, marks))
+            return _grammar(calls_in_messages(free, self.strict, marks))
         shape = FORMATS[card.tool_format](Marks()).shape
         if shape is not None:
-            return _grammar(calls_in_text(self.schemas, self.strict, shape, marks, several=self.several))
+            return _grammar(calls_in_text(free, self.strict, shape, marks, several=self.several))
         allowed = f"unset: this model writes calls as {card.tool_format}, which is read, but which no grammar is written for"
         if self.strict:
             raise Refused(next(iter(self.strict.values())), True, allowed, "unsupported_value")
+        if self.allowed:
+            raise Refused("tool_choice", "allowed_tools", allowed, "unsupported_value")
         raise Refused("parallel_tool_calls", False, allowed, "unsupported_value")
 
 
@@ -110,11 +119,15 @@ def read_tools(fields: Fields) -> ToolUse | None:
         schemas[name] = schema
         if is_strict:
             strict[name] = f"tools[{index}].function.strict"
-    mode, called = _mode(fields, schemas)
-    if mode is None:
+    chosen = _chosen(fields, schemas)
+    if chosen is None:
         return None
+    mode, names = chosen
+    called, allowed = (names[0], ()) if mode == "named" else ("", () if len(names) == len(schemas) else names)
     shown = json.dumps([without_effect(entry) for entry in listed], ensure_ascii=False)
-    return ToolUse(mode=mode, shown=shown, schemas=schemas, strict=strict, several=several is not False, called=called)
+    return ToolUse(
+        mode=mode, shown=shown, schemas=schemas, strict=strict, several=several is not False, called=called, allowed=allowed
+    )
 
 
 def without_effect(entry: dict[str, Any]) -> dict[str, Any]:
@@ -142,17 +155,40 @@ def _tool(fields: Fields) -> tuple[str, Any, bool]:
     return name, schema if schema is not None else {"type": "object", "properties": {}}, strict is True
 
 
-def _mode(fields: Fields, schemas: dict[str, Any]) -> tuple[Mode | None, str]:
+def _chosen(fields: Fields, schemas: dict[str, Any]) -> tuple[Mode, tuple[str, ...]] | None:
+    """Whether tools are called, and the functions that are named for it; None: no tools."""
     choice = fields.take("tool_choice")
     if choice is None or choice == "auto":
-        return "auto", ""
+        return "auto", ()
     if choice == "none":
-        return None, ""
+        return None
     if choice == "required":
-        return "required", ""
+        return "required", ()
     if not isinstance(choice, dict):
         raise fields.refuse("tool_choice", choice, f"one of {', '.join(_CHOICES)}, or a function's name in an object")
-    below = fields_of(choice, NamedTool, "tool_choice")
+    if choice.get("type") == "allowed_tools":
+        return _allowed(fields_of(choice, AllowedTools, "tool_choice"), schemas)
+    return "named", (_named(fields_of(choice, NamedTool, "tool_choice"), schemas),)
+
+
+def _allowed(fields: Fields, schemas: dict[str, Any]) -> tuple[Mode, tuple[str, ...]]:
+    fields.take("type")
+    below = fields.below("allowed_tools", ToolsToCall)
+    if below is None:
+        raise fields.refuse("allowed_tools", "unset", "an object", "missing_required_parameter")
+    fields.end()
+    mode, listed = below.one_of("mode"), below.listed("tools")
+    if mode is None or not listed:
+        missing = "mode" if mode is None else "tools"
+        raise below.refuse(missing, "unset", "auto or required" if mode is None else "a list of the request's tools")
+    names = tuple(
+        _named(fields_of(entry, NamedTool, below.name(f"tools[{index}]")), schemas) for index, entry in enumerate(listed)
+    )
+    below.end()
+    return "required" if mode == "required" else "auto", tuple(dict.fromkeys(names))
+
+
+def _named(below: Fields, schemas: dict[str, Any]) -> str:
     if (kind := below.text("type")) != "function":
         raise below.refuse("type", kind or "unset", "function", "unsupported_value")
     function = below.below("function", FunctionName)
@@ -162,7 +198,7 @@ def _mode(fields: Fields, schemas: dict[str, Any]) -> tuple[Mode | None, str]:
         raise below.refuse("function.name", name or "unset", f"one of the tools: {known}")
     function.end()
     below.end()
-    return "named", name
+    return name
 
 
 def _shown(value: Any) -> str:

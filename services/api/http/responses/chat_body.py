@@ -14,7 +14,14 @@ from services.api.http.openai.fields import WITHOUT_EFFECT
 from services.api.http.openai.request import Asked
 from services.api.http.responses.conversation import Item, ItemsAsChat, read_item, read_reference, type_as_said
 from services.api.http.responses.own_names import OwnNames
-from services.api.http.responses.protocol import AS_IN_CHAT, LOGPROBS, ChosenFunction, CreateResponse, FunctionTool
+from services.api.http.responses.protocol import (
+    AS_IN_CHAT,
+    LOGPROBS,
+    ChosenFunction,
+    ChosenTools,
+    CreateResponse,
+    FunctionTool,
+)
 from services.api.http.responses.unserved import HINTS, check_unserved
 from speculation import limits
 from speculation.errors import InvalidArgument
@@ -157,8 +164,13 @@ def _tool(entry: Any, path: str) -> dict[str, Any]:
 def _choice(given: Any) -> Any:
     if not isinstance(given, dict):
         return given
-    if (kind := given.get("type")) != "function":
-        raise Refused("tool_choice.type", type_as_said(kind), "function", "unsupported_value")
+    kind = given.get("type")
+    if kind == "allowed_tools":
+        allowed = read_declared(ChosenTools, given, "tool_choice")
+        tools = [{"type": "function", "function": {"name": each.name}} for each in allowed.tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": allowed.mode, "tools": tools}}
+    if kind != "function":
+        raise Refused("tool_choice.type", type_as_said(kind), "function or allowed_tools", "unsupported_value")
     chosen = read_declared(ChosenFunction, given, "tool_choice")
     return {"type": "function", "function": {"name": chosen.name}}
 

@@ -16,6 +16,7 @@ _KNOWN = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
     "tool_choice.function": "tool_choice",
+    "tool_choice.allowed_tools": "tool_choice",
     "logprobs": "top_logprobs",
 }
 _TOOL = re.compile(r"(tools\[\d+\])\.function")

@@ -122,6 +122,14 @@ class ChosenFunction(Declared):
     name: str
 
 
+class ChosenTools(Declared):
+    """The functions that may be called; the model is shown all."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[ChosenFunction]
+
+
 class TextFormat(Declared):
     """The form of the answer's text; all but ``type`` belong to json_schema."""
 
@@ -234,7 +242,7 @@ class CreateResponse(Extensions):
         description="log-probabilities of the text; other values ask for what is never there, or is told anyway",
     )
     tools: Annotated[Any, Later(list[FunctionTool])] = Field(None, description="functions; unset strict: not strict")
-    tool_choice: Annotated[Any, Later(Literal["none", "auto", "required"] | ChosenFunction)] = None
+    tool_choice: Annotated[Any, Later(Literal["none", "auto", "required"] | ChosenFunction | ChosenTools)] = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = Field(None, description="format: text, json_object, json_schema; a schema is always followed")
     reasoning: ReasoningConfig | None = Field(

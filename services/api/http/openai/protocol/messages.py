@@ -82,4 +82,18 @@ class NamedTool(Declared):
     function: FunctionName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+class ToolsToCall(Declared):
+    """Some of the request's tools."""
+
+    mode: Literal["auto", "required"] = Field(description="required: at least one of them is called")
+    tools: list[NamedTool]
+
+
+class AllowedTools(Declared):
+    """The tools that may be called; the model is shown all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolsToCall
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
