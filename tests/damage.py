@@ -121,7 +121,7 @@ def _any_field(rng: random.Random, folder: Path) -> str:
 
 
 def _field_of(rng: random.Random, file: Path) -> str:
-    content = json.loads(file.read_text())
+    content = json.loads(file.read_text()) or {"a": 1}
     place, path = content, []
     while True:
         keys: list[Any] = sorted(place) if isinstance(place, dict) else list(range(len(place)))

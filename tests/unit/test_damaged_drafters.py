@@ -21,7 +21,7 @@ from tests.draft_models import draft_beside
 from tests.lora import WITH_ENDS, make_adapter
 from tests.trained_heads import BLOCK_KINDS, MODELS, heads_beside, make_blocks
 
-BATCH = 40
+BATCH = 16
 KINDS = ("draft_model", *(kind for kind in MODELS if kind != "uno"), *(f"blocks of {kind}" for kind in BLOCK_KINDS))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from services.drafter.config import DrafterConfig
 from services.drafter.sources.interfaces import ModelSource, TextSource
+from services.model_files.folder import reading
 from speculation.errors import InvalidArgument
 from speculation.sources import SOURCES, kind_of
 
@@ -49,8 +50,11 @@ def make_source(name: str, config: DrafterConfig) -> TextSource | ModelSource:
         # The makers know one model of each kind.
         config = replace(config, trained=replace(trained, checkpoints={kind: trained.checkpoints[name]}))
     module, _, function = MAKERS[kind].partition(":")
-    made: TextSource | ModelSource = getattr(importlib.import_module(module, _WITHIN), function)(config)
-    return made
+    make: Callable[[DrafterConfig], TextSource | ModelSource] = getattr(importlib.import_module(module, _WITHIN), function)
+    if (folder := config.trained.checkpoints.get(kind)) is None:
+        return make(config)
+    with reading(f"load the drafter at {folder}", about=folder):
+        return make(config)
 
 
 def check_names(names: Iterable[str], config: DrafterConfig) -> None:

@@ -224,7 +224,8 @@ def decode_reload(wire: verification_pb2.ReloadRequest) -> ReloadOrder:
 
 
 def _check_within(within_s: float) -> None:
-    if not 0 <= within_s <= (most := limits.RELOAD_WITHIN_S[1]):
+    _, most = limits.RELOAD_WITHIN_S
+    if not 0 <= within_s <= most:
         raise InvalidArgument("within_s", within_s, f"a number from 0 to {most:g}")
 
 

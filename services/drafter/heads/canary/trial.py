@@ -19,6 +19,7 @@ from services.drafter.heads.medusa.files import load_medusa
 from services.drafter.heads.mtp.files import load_mtp
 from services.drafter.heads.state_head import StateHead
 from services.drafter.heads.streams.files import load_streams
+from services.model_files.folder import reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,11 @@ def open_trial(folder: Path, target: Path) -> CanaryTrial:
     Raises:
         ConfigurationError: it cannot draft for the target, or reads no states.
     """
+    with reading(f"load the drafter at {folder}", about=folder):
+        return _opened(folder, target)
+
+
+def _opened(folder: Path, target: Path) -> CanaryTrial:
     where, shape = str(folder), read_target_shape(target)
     kind = inspect(folder, target).source
     loaders: dict[str, Callable[[Path, Path], LevelModel]] = {

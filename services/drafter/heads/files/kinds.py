@@ -21,7 +21,7 @@ from services.drafter.heads.medusa.config import is_medusa, named_by_authors, pa
 from services.drafter.heads.mtp.config import is_mtp, mtp_numbers, mtp_tensors, parse_mtp
 from services.drafter.heads.streams.config import KIND, parse_streams
 from services.drafter.heads.uno.config import count_numbers, parse_uno
-from services.model_files.folder import read_json, text_config
+from services.model_files.folder import read_json, reading, text_config
 from services.model_files.peft_config import CONFIG as PEFT_CONFIG
 from services.model_files.weights.headers import read_shapes
 from services.model_files.weights.shared import SharedWeights, read_shared
@@ -70,6 +70,12 @@ def inspect(folder: Path, target: Path | None) -> Checkpoint:
     """
     if not folder.is_dir():
         raise ConfigurationError("no such folder", field="drafter.models", verb="names", value=folder)
+    # Their fields may be of any kind, and their tensors of any shape.
+    with reading(f"read the drafter at {folder}", about=folder):
+        return _inspected(folder, target)
+
+
+def _inspected(folder: Path, target: Path | None) -> Checkpoint:
     where = str(folder)
     if (folder / PEFT_CONFIG).is_file():
         return _uno(folder, target)

@@ -33,7 +33,7 @@ from services.drafter.heads.streams.config import (
 from services.drafter.heads.streams.last_layers import LastLayers, last_layers
 from services.drafter.heads.streams.own_layers import read_own_layers
 from services.drafter.heads.streams.streams import Streams
-from services.model_files.folder import read_json
+from services.model_files.folder import read_json, reading
 
 
 def new_streams(
@@ -106,7 +106,8 @@ def read_streams(folder: Path, target: Path) -> StoredStreams:
     where, shape = str(folder), read_target_shape(target)
     tensors = read_tensors(folder, target)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    config, last = parse_streams(read_json(folder / CONFIG, of="head"), shapes, target, shape, where)
+    with reading(f"load the head at {folder}", about=folder):
+        config, last = parse_streams(read_json(folder / CONFIG, of="head"), shapes, target, shape, where)
     check_numbers({name: each for name, each in tensors.items() if name not in (DRAFT_OFFSETS, DRAFTED)}, where)
     return StoredStreams(config, tensors, last)
 
