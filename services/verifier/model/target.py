@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -291,8 +292,11 @@ class TransformersTarget:
         self._adapters.base = Path(folder)
         self.blocks.forget_all()
         if not self._earlier.exchange(weights):
-            # The next pass finds them gone, and the target is rebuilt by the weights that serve now.
-            self._earlier.stop()
+            # Processes that were started anew since do not hold them: they are started once more, by what serves now. Not by
+            # the next pass, which would fail: answers that were lost before might be given up for it. If one dies again, the
+            # next pass finds it gone.
+            with suppress(OutriderError):
+                self.recover()
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         # What measures passes says that a context is there which was never computed: no rows are kept then.
