@@ -115,9 +115,7 @@ class TransformersTarget:
         self.eos_token_ids = self.generation.eos_token_ids
         self.depth, self.processes = config.stages, config.processes
         self.choosing_s = 0.0
-        self._config = config
-        self._launch = launch
-        self._streams = streams
+        self._config, self._launch, self._streams = config, launch, streams
         # Those that this process has read, see ``Upstream``.
         self._files = NOTHING_READ
         self._under_way: deque[tuple[Sequence[Rows], Sought]] = deque()
@@ -292,9 +290,7 @@ class TransformersTarget:
         self._adapters.base = Path(folder)
         self.blocks.forget_all()
         if not self._earlier.exchange(weights):
-            # Processes that were started anew since do not hold them: they are started once more, by what serves now. Not by
-            # the next pass, which would fail: answers that were lost before might be given up for it. If one dies again, the
-            # next pass finds it gone.
+            # Processes that were started anew do not hold them. The next pass would fail, and answers with it.
             with suppress(OutriderError):
                 self.recover()
 
