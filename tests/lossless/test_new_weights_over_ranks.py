@@ -240,11 +240,8 @@ def test_a_process_that_is_one_version_behind_is_noticed(
             passes(target)
     target.recover()
     assert torch.equal(passes(target), plain[1])
-    # The way back, which those that were started anew do not hold.
+    # The way back, which those that were started anew do not hold: they are once more.
     target.exchange(weights)
-    with pytest.raises(TargetLost, match="stopped"):
-        target.beat()
-    target.recover()
     assert torch.equal(passes(target), plain[0])
 
 
@@ -264,9 +261,6 @@ def test_a_process_that_dies_comes_back_with_the_weights_that_serve(
         target.recover()
         assert torch.equal(passes(target), plain[after == "exchanging"])
         target.exchange(weights)
-        with pytest.raises(TargetLost):
-            passes(target)
-        target.recover()
         assert torch.equal(passes(target), plain[after == "reading"])
     finally:
         target.shutdown()

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,9 +76,7 @@ class TransformersTarget:
         self.eos_token_ids = self.generation.eos_token_ids
         self.depth, self.processes = config.stages, config.processes
         self.choosing_s = 0.0
-        self._config = config
-        self._launch = launch
-        self._streams = streams
+        self._config, self._launch, self._streams = config, launch, streams
         # Those that this process has read, see ``Upstream``.
         self._files = NOTHING_READ
         self._under_way: deque[tuple[Sequence[Rows], Sought]] = deque()
@@ -252,8 +251,9 @@ class TransformersTarget:
         self._adapters.base = Path(folder)
         self.blocks.forget_all()
         if not self._earlier.exchange(weights):
-            # The next pass finds them gone, and the target is rebuilt by the weights that serve now.
-            self._earlier.stop()
+            # Processes that were started anew do not hold them. The next pass would fail, and answers with it.
+            with suppress(OutriderError):
+                self.recover()
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         # What measures passes says that a context is there which was never computed: no rows are kept then.
