@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterable
 from typing import Any
 
-
 _UNSIGNED = "BHILQ"
 
 
