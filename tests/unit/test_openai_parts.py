@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
@@ -68,6 +69,40 @@ def test_a_stop_string_cuts_tokens_too(include: bool) -> None:
     tokens = [token for piece in pieces for token in piece.tokens]
     assert [token.id for token in tokens] == [1, 2, 3, 4]
     assert [token.id for token in tokens if token.shown] == ([1, 2, 3, 4] if include else [1, 2])
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_same_tokens_belong_to_a_stop_string_however_they_come(ended: bool) -> None:
+    """Chunks are as long as steps have tokens, so drafts must not decide."""
+    for seed in range(200):
+        source = random.Random(seed)
+        # What each token adds: nothing within a character, and for a special token.
+        texts = [source.choice(("", "", "a", "bc")) for _ in range(12)] + [""] * source.randrange(3)
+        ends = [len("".join(texts[: at + 1])) for at in range(len(texts))]
+        # With the stop string's first character ends what is told.
+        whole = "".join(texts)
+        end = source.randrange(len(whole) + 1) if ended else len(whole)
+        found = []
+        for _ in range(4):
+            cut, taken, told, tokens = ChoiceText(source.choice((None, 1, 3)), stops=True), 0, 0, list[Any]()
+            while taken < len(texts):
+                count = source.randint(1, 4)
+                # Held back is what may begin the stop string.
+                until = max(told, min(end, ends[min(taken + count, len(ends)) - 1]) - source.randrange(2))
+                part = range(taken, min(taken + count, len(texts)))
+                tokens += cut.push(
+                    TextChunk(
+                        text=whole[told:until],
+                        token_ids=(*part,),
+                        text_ends=tuple([ends[at] for at in part]),
+                        incomplete=texts[part[-1]] == "" and source.random() < 0.5,
+                    )
+                )
+                taken, told = taken + count, until
+            tokens += cut.push(TextChunk(text=whole[told:end], token_ids=()))
+            tokens += cut.finish("stop" if ended else None, include_stop=False)
+            found.append([(token.id, token.text, token.shown) for piece in tokens for token in piece.tokens])
+        assert all(other == found[0] for other in found), (seed, texts, end)
 
 
 def test_bytes_of_tokens(tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ class AnswerInProgress(ABC):
         self._kind, self._event_kind = kind
 
     def _record(self, index: int) -> ChoiceRecord:
-        text = ChoiceText(self.asked.stream_interval if self.asked.stream else None)
+        stops = bool(self.prepared.requests[index].sampling.stop)
+        text = ChoiceText(self.asked.stream_interval if self.asked.stream else None, stops=stops)
         return ChoiceRecord(prompt=index // self.asked.n, text=text)
 
     @property

@@ -45,13 +45,14 @@ class ChoiceText:
 
     Args:
         interval: tokens of a piece; None: as many as there are.
+        stops: a stop string may end the answer. Whether a token without text is a part of it is seen at the next text.
 
     Attributes:
         tokens: how many have come.
     """
 
-    def __init__(self, interval: int | None) -> None:
-        self._interval = interval
+    def __init__(self, interval: int | None, *, stops: bool = False) -> None:
+        self._interval, self._stops = interval, stops
         # Text that belongs to no piece yet, and where it begins and ends in the answer.
         self._text = ""
         self._begin = 0
@@ -72,7 +73,8 @@ class ChoiceText:
             self._known = end
         if chunk.passes:
             self._waiting[-len(chunk.token_ids)].begins = chunk.passes[0]
-        ready = sum(1 for token in self._waiting if token.end <= self._end)
+        end, stops = self._end, self._stops
+        ready = sum(1 for token in self._waiting if token.end <= end and not (stops and token.start == end))
         if chunk.incomplete or not chunk.token_ids:
             # The last token goes with what is left of its text at the answer's end.
             ready = min(ready, max(0, len(self._waiting) - 1))
