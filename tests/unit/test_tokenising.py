@@ -17,6 +17,7 @@ from services.api.messages import ChatMessage, ClientRequest, RequestedSampling
 from services.router.config import RouterConfig
 from services.router.conversations import Conversations
 from services.router.named_templates import ChatTemplates
+from services.router.preparing import Preparation
 from services.router.service import RouterService
 from services.router.tokenising import TokenisingPool
 from services.router.tokens import Tokens
@@ -76,7 +77,7 @@ async def test_too_long_is_refused_before_it_is_tokenised(
     def never(*_: object) -> None:
         raise AssertionError("tokenised")
 
-    monkeypatch.setattr(router, "_encode", never)
+    monkeypatch.setattr(Preparation, "encode", never)
     request = ClientRequest(input=source, sampling=RequestedSampling())
     with refuses(PromptTooLong, *refusal):
         await anext(router.generate(request))
