@@ -196,7 +196,13 @@ async def test_a_stage_that_dies_while_a_server_drains(
     async with spread(versions, flags, monkeypatch) as service:
         server = await serve_http(service.router, HttpConfig(port=0))
         bodies = [
-            {"prompt": f"the quick brown fox {number}", "max_tokens": 200, "ignore_eos": True, "stream": number % 2 == 1}
+            {
+                "prompt": f"the quick brown fox {number}",
+                "max_tokens": 200,
+                "ignore_eos": True,
+                "seed": number,
+                "stream": number % 2 == 1,
+            }
             for number in NUMBERS
         ]
         async with httpx2.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client:

@@ -75,7 +75,7 @@ async def long_answer(router: RouterService, wide: Versions) -> None:
 
 
 async def big_grammar(router: RouterService, wide: Versions) -> None:
-    fields = ", ".join(f'"k{n}": {{"type": "string", "pattern": "a{{{n}}}"}}' for n in range(800))
+    fields = ", ".join(f'"k{n}": {{"type": "string", "pattern": "a{{{n}}}"}}' for n in range(300))
     form = StructuredOutputs(kind="json", text=f'{{"type": "object", "properties": {{{fields}}}}}')
     sampling = RequestedSampling(max_tokens=40, structured_outputs=form)
     await answered(router, replace(wanted(0), sampling=sampling))
