@@ -66,7 +66,7 @@ async def test_the_default_model_is_lossless() -> None:
     assert_equal_to_transformers(as_float32(model.path), plain)
 
 
-@pytest.mark.parametrize("strategy", ["draft_model", "fspad", "streaming", "medusa"])
+@pytest.mark.parametrize("strategy", ["draft_model", "fspad", "eagle", "streaming", "medusa"])
 async def test_what_comes_along_drafts_for_it(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for_every_draft(monkeypatch)
     settings = load(flags=["verifier.budget=fixed", "drafter.keep_calibration=false"], environ={})

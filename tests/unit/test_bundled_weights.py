@@ -39,7 +39,7 @@ _FOLDERS = sorted(file.parent for file in _ALL.glob("*/*/config.json"))
 _MOST_BYTES = 40 * 2**20
 _ROOT = Path(__file__).parents[2]
 
-_SHIPPED = ("draft_model", "fspad", "medusa", "streaming")
+_SHIPPED = ("draft_model", "eagle", "fspad", "medusa", "streaming")
 
 every_folder = pytest.mark.parametrize("folder", _FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
 
