@@ -170,7 +170,7 @@ class NullTarget:
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self._under_way.append(batch)
-        if not isinstance(batch, ColumnRows):
+        if not isinstance(batch, SingleRows):
             self._rows.update((rows.request_id, rows) for rows in batch)
 
     def finish(self) -> Sequence[Outcome]:
@@ -215,14 +215,16 @@ class NullTarget:
             choice
             for each in batch
             if each.logits
-            for choice in choices_of(self._texts[each.request_id], each.context, each.chain, each.parents)
+            for choice in choices_of(self._texts[each.request_id], each.context, each.tokens, each.parents)
         ]
 
     def _choices_of_trees(self, batch: TreeRows) -> list[int]:
-        choices, first = list[int](), 0
-        for request_id, context, count in zip(batch.request_ids, batch.contexts, batch.counts, strict=True):
-            choices += choices_of(self._texts[request_id], context, 1, batch.parents[first : first + count])
-            first += count
+        choices, node = list[int](), 0
+        columns = zip(batch.request_ids, batch.contexts, batch.counts, strict=True)
+        for number, (request_id, context, count) in enumerate(columns):
+            tokens = batch.tokens[node + number : node + number + 1 + count]
+            choices += choices_of(self._texts[request_id], context, tokens, batch.parents[node : node + count])
+            node += count
         return choices
 
     def _count(self, batch: Sequence[Rows]) -> None:
@@ -275,9 +277,7 @@ class NullTarget:
         self._tokens += len(kept)
         own = self._computed[request_id]
         own += kept
-        # Where a block is full.
-        if len(own) % BLOCK < len(kept):
-            self._blocks.seal(request_id, own)
+        self._blocks.seal(request_id, own)
 
     def keep_singles(self, batch: SingleRows) -> None:
         for request_id, token in zip(batch.request_ids, batch.tokens, strict=True):
@@ -317,10 +317,17 @@ def likely_after(tokens: Sequence[int], count: int) -> array[int]:
     return array("i", (chosen[:, None] + np.arange(count, dtype=np.int32)).tobytes())
 
 
-def choices_of(text: Sequence[int], context: int, chain: int, parents: Sequence[int]) -> list[int]:
-    """The text's token after the last row of a chain, and after every node, as far down as its depth says."""
+def choices_of(text: Sequence[int], context: int, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """The text's token after a chain and after every node on its way; 0 after the other nodes, which nobody gets to.
+
+    Args:
+        tokens: of the chain's rows and the nodes behind them; ``parents``: the nodes'.
+    """
+    chain = len(tokens) - len(parents)
     at = context + chain
-    depth = [0] * (len(parents) + 1)
-    for node, parent in enumerate(parents, 1):
-        depth[node] = depth[parent + 1] + 1
-    return [text[at + each] for each in depth]
+    # Tokens of the text between the chain and each node; -1: it is not on the text's way.
+    depths = [0]
+    for token, parent in zip(tokens[chain:], parents, strict=True):
+        depth = depths[parent + 1]
+        depths.append(depth + 1 if depth >= 0 and token == text[at + depth] else -1)
+    return [0 if depth < 0 else text[at + depth] for depth in depths]

@@ -39,8 +39,7 @@ def test_the_text_is_said_along_its_own_path() -> None:
     text = scripted_text(1, 40)
     # Two nodes say what the text says, one below them and one beside them do not, nor what hangs on that.
     tokens = (text[10], text[11], text[12], 0, 0, text[12])
-    rows = Rows(request_id="a", context=10, tokens=tokens, parents=(-1, 0, 1, -1, 3), logits=6)
-    assert choices_of(text, rows) == [text[11], text[12], text[13], 0, 0, 0]
+    assert choices_of(text, 10, tokens, (-1, 0, 1, -1, 3)) == [text[11], text[12], text[13], 0, 0, 0]
     assert 0 not in text
 
 

@@ -23,7 +23,8 @@ def finish_pass(target: Target, work: PassWork, times: StepTimes) -> None:
     times.move(target.choosing_s, "forward", "choose")
     singles, parts, alone = work.singles, work.parts, len(work.singles)
     with times.measure("choose"):
-        singles.decide(outcomes[:alone] if parts else outcomes)
+        if alone:
+            singles.decide(outcomes[:alone] if parts else outcomes)
         kept = _decided(work, outcomes[alone:] if alone else outcomes)
     with times.measure("keep"):
         if singles.requests:
@@ -49,8 +50,10 @@ def _decided(work: PassWork, outcomes: Sequence[Outcome]) -> list[list[int]] | N
     treed, parts = work.treed, work.parts
     if treed is not None and isinstance(outcomes, TreeOutcomes) and (ending := treed.walk(outcomes)) is not None:
         assert treed.walked is not None
+        # Each of them for itself would be made of all.
+        alone = [*outcomes] if ending else []
         for number in ending:
-            _decided_alone(parts[number], outcomes[number])
+            _decided_alone(parts[number], alone[number])
             if (verdict := parts[number].verdict) is not None:
                 treed.walked.paths[number] = verdict.accepted_path
         return None

@@ -1,7 +1,7 @@
 """Parts of a pass that are a pending token and a tree each: by columns.
 
-The target's thread, which runs on another core, reads these columns and no request, part or tree. Verdicts are made from
-what it notes, in the event loop.
+The target's thread, which runs on another core, reads these columns, and requests, parts and trees of answers alone that
+may end. Other verdicts are made from what it notes, in the event loop.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_adapters import TargetAdapters
 from services.verifier.model.target_port import ColumnRows, Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
 from services.verifier.model.to_device import Timed
+from services.verifier.model.tree_rows import sizes_of
 from services.verifier.stages.same_weights import NOTHING_READ
 from services.verifier.stages.upstream import Launch, earlier_stages
 from services.verifier.stages.ways import device_of_process
@@ -264,8 +265,10 @@ class TransformersTarget:
             self._keep(request_id, context, (0,), (token,))
 
     def keep_paths(self, batch: ColumnRows, paths: Sequence[Sequence[int]]) -> None:
-        for rows, path in zip(batch, paths, strict=True):
-            self._keep(rows.request_id, rows.context, (0, *[1 + node for node in path]), rows.tokens)
+        first, tokens = 0, batch.tokens
+        for request_id, context, count, path in zip(batch.request_ids, batch.contexts, sizes_of(batch), paths, strict=True):
+            self._keep(request_id, context, (0, *[1 + node for node in path]), tokens[first : first + count])
+            first += count
 
     def _keep(self, request_id: str, context: int, rows: Sequence[int], computed: Sequence[int]) -> None:
         """Keep ``rows`` of those that a pass has computed of a request."""
