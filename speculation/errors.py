@@ -105,9 +105,9 @@ class ConfigurationError(OutriderError):
         self.value = "" if value is _NO_VALUE else f"{value}"
         subject = f"{field}" if about or value is _NO_VALUE else f"{field} {verb} {value}" if verb else f"{field} {value}"
         subject += f", {given}" if given else ""
-        parts = (f"{place}", subject, why, f"must be {allowed}" if allowed else "")
         # Values come from files, and may have several lines.
-        super().__init__(": ".join(part for part in parts if part).replace("\n", " "))
+        parts = (f"{place}", subject.replace("\n", " "), why, f"must be {allowed}" if allowed else "")
+        super().__init__(": ".join(part for part in parts if part))
 
 
 class Unauthenticated(OutriderError):

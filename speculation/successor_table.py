@@ -60,6 +60,6 @@ def read(path: Path) -> Successors:
     if len(head) < 4 or head[:2].tobytes() != _MARK or size != 16 + 4 * int(head[2]) * int(head[3]) or not head[3]:
         raise ConfigurationError(f"{path} is not a snapshot of successors, or is cut off", about=path)
     table = np.memmap(path, dtype="<u4", mode="r", offset=16, shape=(int(head[2]), int(head[3])))
-    if not ((table < head[2]).all(axis=1) | (table[:, 0] == _UNKNOWN)).all():
+    if not ((table < head[2]).all(axis=1) | (table == _UNKNOWN).all(axis=1)).all():
         raise ConfigurationError(f"{path} holds token ids beyond its vocabulary", about=path)
     return Successors(table)

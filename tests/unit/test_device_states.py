@@ -134,7 +134,9 @@ def test_a_target_makes_the_same_states(tiny_model: Path, monkeypatch: pytest.Mo
         patch.setattr(torch.Tensor, "cpu", lambda self: copied.append(tuple(self.shape)) or self)
         patch.setattr(torch.Tensor, "numpy", lambda self, *more: copied.append(tuple(self.shape)) or numpy(self, *more))
         held = observed(target, asked)
-    assert not [shape for shape in copied if shape and shape[-1] in (target._part.hidden_size, 2 * target._part.hidden_size)]
+    widths = (target._part.hidden_size, 2 * target._part.hidden_size)
+    # Blocks of the cache, which have more dimensions, lie on the host.
+    assert not [shape for shape in copied if 0 < len(shape) < 4 and shape[-1] in widths]
     for one, other in zip(held, sent, strict=True):
         alike(one, other)
     # Those of rows that nobody was told of are fetched when they are asked for.

@@ -96,7 +96,7 @@ def test_a_compiler_that_is_missing_or_fails(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert library.__wrapped__("auto") is None
     assert reason in caplog.text
-    monkeypatch.setattr(compiling, "library", lambda name: None)
+    monkeypatch.setattr(compiling, "library", lambda: None)
     assert reason in compiling.why_none() and "\n" not in compiling.why_none()
 
 

@@ -23,13 +23,15 @@ class SpareTime:
 
     Args:
         verifier: that the work asks; while requests wait there, nothing is begun.
+        clock: seconds, never going back.
 
     Attributes:
         spent_s: that work has taken, in all.
     """
 
-    def __init__(self, verifier: VerifierPort) -> None:
+    def __init__(self, verifier: VerifierPort, clock: Callable[[], float] = time.perf_counter) -> None:
         self._verifier = verifier
+        self._clock = clock
         self._account_s = 0.0
         self._under_way: asyncio.Task[None] | None = None
         self.spent_s = 0.0
@@ -60,7 +62,7 @@ class SpareTime:
             await asyncio.wait([task])
 
     async def _paid(self, work: Work) -> None:
-        began = time.perf_counter()
+        began = self._clock()
         try:
             if not (await self._verifier.describe()).waiting:
                 await work()
@@ -70,6 +72,6 @@ class SpareTime:
             # Nobody waits for it: it costs an answer's lesson, no answer.
             log.exception("an answer could not be replayed")
         finally:
-            took_s = time.perf_counter() - began
+            took_s = self._clock() - began
             self.spent_s += took_s
             self._account_s -= took_s
