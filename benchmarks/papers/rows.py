@@ -53,7 +53,9 @@ class DecodedRow:
     extra: Callable[[], Mapping[str, Any]] = field(default=dict)
 
     def measure(self, advance: Advance) -> dict[str, Any]:
-        decoder, requests = self.decoder(), self.requests()
+        # Requests first: to make them may take another engine than the row's, and there is one at a time.
+        requests = self.requests()
+        decoder = self.decoder()
         decoder.draft(self.drafting())
         # The first answer of a process, and of a drafter, is slower.
         decoder.answer(requests[0], self._params(requests[0], most=8))

@@ -93,6 +93,22 @@ def test_a_second_call_goes_on_where_it_was(tmp_path: Path) -> None:
     assert section(tmp_path).missing == []
 
 
+def test_a_rows_engine_is_opened_once_its_requests_are_made() -> None:
+    """They may take another engine, and there is one at a time: a run that went on with such a row alone ended in an error."""
+    opened: list[str] = []
+
+    def requests() -> Sequence[Request]:
+        opened.append("requests")
+        return REQUESTS
+
+    def decoder() -> Counting:
+        opened.append("decoder")
+        return Counting()
+
+    replace(row(Counting()), requests=requests, decoder=decoder).measure(lambda: None)
+    assert opened == ["requests", "decoder"]
+
+
 def test_neither_plain_decoding_nor_a_row_always_comes_first(tmp_path: Path) -> None:
     decoder = Counting()
     measure_units([row(decoder)], folder(tmp_path, row(decoder)), silent)
