@@ -117,12 +117,12 @@ def load(
             raise ConfigurationError(
                 field="--set", verb="", value=flag, allowed="section.key=value, such as verifier.dtype=bfloat16"
             )
-        if key in _SECRETS:
+        if (secret := _secret_in(key, value)) is not None:
             raise ConfigurationError(
-                f"every user of this machine could read it in the list of processes; set {_SECRETS[key]}",
+                f"every user of this machine could read it in the list of processes; set {_SECRETS[secret]}",
                 field="--set",
                 verb="",
-                value=key,
+                value=secret,
             )
         _put(merged, key.split("."), value)
     try:
@@ -184,6 +184,12 @@ def _put(tree: dict[str, Any], keys: Sequence[str], value: str) -> None:
         key = ".".join(keys)
         shown = "hidden" if _is_secret(key) else f"{value!r}"
         raise ConfigurationError("not a YAML list or mapping", field=key, value=shown) from error
+
+
+def _secret_in(key: str, value: str) -> str | None:
+    """The secret that a flag sets, by its own name or within a section; None: it sets none."""
+    within = (each for each in _SECRETS if each.startswith(f"{key}.") and each.rpartition(".")[2] in value)
+    return key if key in _SECRETS else next(within, None)
 
 
 def _is_secret(key: str) -> bool:

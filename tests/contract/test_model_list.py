@@ -99,3 +99,5 @@ async def test_ollamas_clients_are_told_in_its_shape_what_is_served() -> None:
             assert answer.status_code == 404
             (told,) = answer.json().items()
             assert told[0] == "error" and told[1].startswith(f"there is no {path}: ") and named in told[1]
+        # LM Studio's clients read errors as OpenAI's.
+        assert "/v1/models" in (await plain.get("/api/v0/models")).json()["error"]["message"]

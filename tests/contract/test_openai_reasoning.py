@@ -235,7 +235,7 @@ async def test_a_form_holds_for_the_answer() -> None:
     assert await told(router, tools=[LOOK], tool_choice="required", response_format=schema) == said
     assert router.asked[-1].sampling.structured_outputs == calls
     # A form that is none is refused by its own name.
-    wrong_schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "hiccup"}}}
+    wrong_schema: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "hiccup"}}}
     calls_and_form = {"messages": FOX, "tools": [LOOK], "tool_choice": "required", "response_format": schema}
     async with served(router, HttpConfig(port=0, unknown_fields="refuse")) as (client, _):
         strictly = await client.post(CHAT, json=calls_and_form)
@@ -245,7 +245,7 @@ async def test_a_form_holds_for_the_answer() -> None:
         assert named.status_code == 200 and named.headers["x-outrider-ignored"] == "response_format"
         wrong = await client.post(CHAT, json={**calls_and_form, "response_format": wrong_schema})
         assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "response_format.json_schema.schema"
-        flat = {**wrong_schema["json_schema"], "type": "json_schema"}  # type: ignore[dict-item]
+        flat = {**wrong_schema["json_schema"], "type": "json_schema"}
         tool = {"type": "function", "name": "look", "parameters": PARAMETERS}
         body = {"input": "fox", "tools": [tool], "tool_choice": "required", "text": {"format": flat}}
         wrong = await client.post("/v1/responses", json=body)

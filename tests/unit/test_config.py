@@ -139,7 +139,7 @@ SECRETS = ("internal_token", "retrieval.redis_password", "router.learning_redis_
 def test_secrets_are_texts_whatever_they_begin_with(key: str, secret: str) -> None:
     name = f"OUTRIDER_{key.upper().replace('.', '__')}"
     given = {name: secret, "OUTRIDER_RETRIEVAL__REDIS_URL": "redis://a", "OUTRIDER_ROUTER__LEARNING_REDIS_URL": "redis://a"}
-    found: object = load(None, [], {**given, name: secret})
+    found: object = load(None, [], given)
     for part in key.split("."):
         found = getattr(found, part)
     assert found == secret
@@ -158,3 +158,9 @@ def test_no_refusal_shows_a_secret(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="is hidden") as caught:
         load(None, [], environ)
     assert "S3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", ["retrieval.redis_password=S3cret", "retrieval={redis_password: S3cret}"])
+def test_no_flag_holds_a_secret(flag: str) -> None:
+    with refuses(ConfigurationError, "--set", "retrieval.redis_password"):
+        load(None, [flag], {})
