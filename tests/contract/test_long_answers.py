@@ -15,6 +15,7 @@ from services.api.http.openai import in_turns
 from services.api.http.openai.chat_answer import ChatAnswer
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.completion_answer import CompletionAnswer
+from services.api.http.openai.origin_fields import origins_of
 from services.api.http.responses import response_answer
 from services.api.http.responses.response_answer import ResponseAnswer, ResponseStream
 from services.api.http.responses.response_object import ResponseObject
@@ -120,7 +121,7 @@ async def test_a_long_response_is_made_beside_the_event_loop(
         return noting
 
     monkeypatch.setattr(ResponseObject, "model_dump", noted(ResponseObject.model_dump))
-    monkeypatch.setattr(response_answer, "origins_of", noted(response_answer.origins_of))
+    monkeypatch.setattr(response_answer, "origins_of", noted(origins_of))
     monkeypatch.setattr(ResponseStream, "joined", noted(ResponseStream.joined))
     server = await serve_http(ScriptedRouter("a" * TOKENS), HttpConfig(port=0))
     try:
