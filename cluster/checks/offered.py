@@ -85,7 +85,7 @@ def read_offer(content: Any, where: str) -> Offer:
             "" if wanted else first["msg"],
             place=where,
             field=field or "content",
-            value=f"{first['input']!r}",
+            value="unset" if first["type"] == "missing" else f"{first['input']!r}",
             allowed=wanted,
         ) from error
 

@@ -117,12 +117,12 @@ def load(
             raise ConfigurationError(
                 field="--set", verb="", value=flag, allowed="section.key=value, such as verifier.dtype=bfloat16"
             )
-        if key in _SECRETS:
+        if (secret := _secret_in(key, value)) is not None:
             raise ConfigurationError(
-                f"every user of this machine could read it in the list of processes; set {_SECRETS[key]}",
+                f"every user of this machine could read it in the list of processes; set {_SECRETS[secret]}",
                 field="--set",
                 verb="",
-                value=key,
+                value=secret,
             )
         _put(merged, key.split("."), value)
     try:
@@ -174,10 +174,27 @@ def _put(tree: dict[str, Any], keys: Sequence[str], value: str) -> None:
         if not isinstance(below, dict):
             raise ConfigurationError(f"{key} is a value, not a section", field=".".join(keys))
         tree = below
+    if ".".join(keys) in _SECRETS and value != "null":
+        # A text, whatever it begins with, and no message may show it.
+        tree[keys[-1]] = value
+        return
     try:
         tree[keys[-1]] = read_yaml(value) if value[:1] in ("[", "{") or value == "null" else value
     except ValueError as error:
-        raise ConfigurationError("not a YAML list or mapping", field=".".join(keys), value=f"{value!r}") from error
+        key = ".".join(keys)
+        shown = "hidden" if _is_secret(key) else f"{value!r}"
+        raise ConfigurationError("not a YAML list or mapping", field=key, value=shown) from error
+
+
+def _secret_in(key: str, value: str) -> str | None:
+    """The secret that a flag sets, by its own name or within a section; None: it sets none."""
+    within = (each for each in _SECRETS if each.startswith(f"{key}.") and each.rpartition(".")[2] in value)
+    return key if key in _SECRETS else next(within, None)
+
+
+def _is_secret(key: str) -> bool:
+    """Whether the value of a setting, or a section that should be no text, is or may hold what no message may show."""
+    return any(secret == key or secret.startswith(f"{key}.") for secret in _SECRETS)
 
 
 def _explained(error: ValidationError) -> ConfigurationError:
@@ -196,6 +213,6 @@ def _refused(problem: ErrorDetails) -> ConfigurationError:
     if problem["type"] == "value_error" and isinstance(problem["input"], dict):
         # Settings of a section that do not go together: it begins with the name of the first.
         return ConfigurationError(f"{key}.{why}", about=key)
-    value = "unset" if problem["type"] == "missing" else "hidden" if key in _SECRETS else repr(problem["input"])
+    value = "unset" if problem["type"] == "missing" else "hidden" if _is_secret(key) else repr(problem["input"])
     wanted = allowed(problem)
     return ConfigurationError("" if wanted else why, field=key, value=value, allowed=wanted)

@@ -7,6 +7,8 @@ import os
 
 # The environment's proxies that gRPC takes, the first one that is set.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+# How gRPC may be told to find a host.
+_SCHEMES = ("dns", "ipv4", "ipv6")
 
 
 def proxy_before(address: str) -> str | None:
@@ -31,7 +33,7 @@ def host_of(address: str) -> str:
     scheme, _, rest = address.partition(":")
     if scheme in ("unix", "unix-abstract"):
         return "localhost"
-    if scheme in ("dns", "ipv4", "ipv6") and not rest.isdecimal():
+    if scheme in _SCHEMES and not rest.isdecimal():
         address = rest.rpartition("/")[2]
     host, _, port = address.rpartition(":")
     return (host if port.isdecimal() and host else address).strip("[]").lower()
@@ -39,6 +41,6 @@ def host_of(address: str) -> str:
 
 def names_port(address: str) -> bool:
     """Whether an address as ``host_of`` takes it has a port, or the name of one; a local socket needs none."""
-    port = address.rpartition(":")[2]
-    named = address.count(":") == 1 and port[:1].isalpha()
+    before, _, port = address.rpartition(":")
+    named = address.count(":") == 1 and port[:1].isalpha() and before not in _SCHEMES
     return address.startswith(("unix:", "unix-abstract:")) or port.isdecimal() or named

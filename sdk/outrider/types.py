@@ -231,7 +231,7 @@ class Model:
     A request that says ``ignore_generation_config`` gets neither. ``bit_exact``: a token's logits were seen to be the same
     bits whatever shares its pass; otherwise answers are the same up to near ties. ``adapters``: names under which requests
     ask for the model with a LoRA adapter. ``strategies`` and ``drafters``: those that requests with this API key may name.
-    ``created``: when its files were written, in seconds since 1970; 0: not known.
+    ``created``: when the files were written that the service started with, in seconds since 1970; 0: not known.
     """
 
     name: str

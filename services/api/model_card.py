@@ -42,7 +42,7 @@ class ModelCard:
         adapters: the arithmetic of answers that are computed with each of its LoRA adapters, by the adapter's name, which
             requests name as their model.
         weights: which numbers the model has, so which model answers are exact for.
-        created: when its files were written, in seconds since 1970; 0: that is not known.
+        created: when the files were written that the service started with, in seconds since 1970; 0: that is not known.
         strategies, drafters: those that requests of the tenant that asks may name.
     """
 

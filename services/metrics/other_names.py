@@ -130,7 +130,8 @@ def by_names_of(servers: Iterable[OtherServer], families: Iterable[Metric], mode
     found = {
         family.name.removeprefix(PREFIX) + ("_total" if family.type == "counter" else ""): family for family in families
     }
-    for server in servers:
+    # A family that is told twice is none that Prometheus takes.
+    for server in dict.fromkeys(servers):
         prefix, labels = _SHAPES[server]
         every = {name: model if value == _MODEL else value for name, value in labels.items()}
         for ours, family in found.items():

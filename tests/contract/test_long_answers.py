@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -14,7 +15,10 @@ from services.api.http.openai import in_turns
 from services.api.http.openai.chat_answer import ChatAnswer
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.completion_answer import CompletionAnswer
-from services.api.http.responses.response_answer import ResponseAnswer
+from services.api.http.openai.origin_fields import origins_of
+from services.api.http.responses import response_answer
+from services.api.http.responses.response_answer import ResponseAnswer, ResponseStream
+from services.api.http.responses.response_object import ResponseObject
 from services.api.http.server import serve_http
 from tests.patience import PATIENCE_S
 from tests.scripted_router import ScriptedRouter
@@ -98,3 +102,32 @@ async def test_what_is_told_of_drafts_is_the_same(monkeypatch: pytest.MonkeyPatc
     finally:
         await server.stop(0)
     assert found[0] == found[1] and len(found[0]["token_ids"]) == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asked", [{"top_logprobs": 2}, {"speculation": {"report": "trees"}}])
+async def test_a_long_response_is_made_beside_the_event_loop(
+    asked: dict[str, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bool] = []
+
+    def noted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*given: Any, **named: Any) -> Any:
+            told = work(*given, **named)
+            if len(str(told)) > 20 * TOKENS:
+                made.append(threading.current_thread() is threading.main_thread())
+            return told
+
+        return noting
+
+    monkeypatch.setattr(ResponseObject, "model_dump", noted(ResponseObject.model_dump))
+    monkeypatch.setattr(response_answer, "origins_of", noted(origins_of))
+    monkeypatch.setattr(ResponseStream, "joined", noted(ResponseStream.joined))
+    server = await serve_http(ScriptedRouter("a" * TOKENS), HttpConfig(port=0))
+    try:
+        async with httpx2.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client:
+            body = {"model": "scripted", "input": "x", "stream": stream, "stream_interval": 50, **asked}
+            assert (await client.post("/v1/responses", json=body)).status_code == 200
+    finally:
+        await server.stop(0)
+    assert made and not any(made)

@@ -78,6 +78,9 @@ async def test_what_is_not_there_is_refused_in_the_clients_words() -> None:
                 await client.models.list(**query)  # type: ignore[arg-type]
         async with httpx2.AsyncClient(base_url=server.url) as plain:
             assert (await plain.get("/v1/models/claude-9")).json()["error"]["code"] == "model_not_found"
+            for limit in ("9" * 5000, "0" * 5000, "²", "+1", "1001", ""):
+                refused = await plain.get("/v1/models", params={"limit": limit})
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "limit"), limit[:9]
 
 
 def test_the_time_is_that_of_the_weights(tmp_path: Path) -> None:
@@ -96,3 +99,5 @@ async def test_ollamas_clients_are_told_in_its_shape_what_is_served() -> None:
             assert answer.status_code == 404
             (told,) = answer.json().items()
             assert told[0] == "error" and told[1].startswith(f"there is no {path}: ") and named in told[1]
+        # LM Studio's clients read errors as OpenAI's.
+        assert "/v1/models" in (await plain.get("/api/v0/models")).json()["error"]["message"]

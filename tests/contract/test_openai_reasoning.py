@@ -235,7 +235,23 @@ async def test_a_form_holds_for_the_answer() -> None:
     assert await told(router, tools=[LOOK], tool_choice="required", response_format=schema) == said
     assert router.asked[-1].sampling.structured_outputs == calls
     # A form that is none is refused by its own name.
+    wrong_schema: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "hiccup"}}}
+    calls_and_form = {"messages": FOX, "tools": [LOOK], "tool_choice": "required", "response_format": schema}
+    async with served(router, HttpConfig(port=0, unknown_fields="refuse")) as (client, _):
+        strictly = await client.post(CHAT, json=calls_and_form)
+        assert strictly.status_code == 400 and strictly.json()["error"]["param"] == "response_format"
     async with served(router) as (client, _):
+        named = await client.post(CHAT, json=calls_and_form)
+        assert named.status_code == 200 and named.headers["x-outrider-ignored"] == "response_format"
+        wrong = await client.post(CHAT, json={**calls_and_form, "response_format": wrong_schema})
+        assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "response_format.json_schema.schema"
+        flat = {**wrong_schema["json_schema"], "type": "json_schema"}
+        tool = {"type": "function", "name": "look", "parameters": PARAMETERS}
+        body = {"input": "fox", "tools": [tool], "tool_choice": "required", "text": {"format": flat}}
+        wrong = await client.post("/v1/responses", json=body)
+        assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "text.format.schema"
+        named = await client.post("/v1/responses", json={**body, "text": {"format": {"type": "json_object"}}})
+        assert named.status_code == 200 and named.headers["x-outrider-ignored"] == "text.format"
         wrong = await client.post(CHAT, json={"messages": FOX, "structured_outputs": {"regex": "a\\"}})
         assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "structured_outputs.regex"
         both = {"tools": [LOOK], "tool_choice": "required", "structured_outputs": {"regex": "a"}}
@@ -256,6 +272,12 @@ async def test_only_allowed_tools_can_be_called_though_all_are_shown(mode: str) 
     assert [each["function"]["name"] for each in shown] == ["look", "f"]
     form = router.asked[-1].sampling.structured_outputs
     assert form is not None and "look" in form.text and '"f' not in form.text
+    # JSON that looks like a call of another one is text, as for a model that writes calls so.
+    if mode == "auto":
+        router.text = '{"name": "f", "parameters": {}}'
+        router = router.with_card(tool_format="llama_json")
+        said = await told(router, tools=[LOOK, F], tool_choice=only, response_format={"type": "json_object"})
+        assert said["calls"] == [] and said["content"] == '{"name": "f", "parameters": {}}'
     # All of them are no fewer than without the field.
     only["allowed_tools"]["tools"].append({"type": "function", "function": {"name": "f"}})  # type: ignore[index]
     await told(router, tools=[LOOK, F], tool_choice=only)

@@ -66,6 +66,7 @@ def test_paths_of_other_servers_lead_to_those_that_do_the_same(both_entries: Htt
         "/server_info",
         "/flush_cache",
         "/sleep",
+        "/api/v0/models",
         "/v1/batches",
         "/v1/responses/input_tokens",
     ):

@@ -241,7 +241,7 @@ def test_amounts(written: str, means: float) -> None:
 
 
 def test_an_offer_that_is_none() -> None:
-    with refuses(ConfigurationError, field="storage", value="{}"):
+    with refuses(ConfigurationError, field="storage", value="unset"):
         read_offer({}, "pods.yaml")
     good = yaml.safe_load("{pods: [1, 1], cpu: '1', memory: 1Gi, shared_memory: 1Mi}")
     content = {"storage": {"path": "/x"}, "groups": dict.fromkeys(("router", "drafting", "verifier"), good)}

@@ -127,3 +127,40 @@ def test_models_that_are_not_there(tmp_path: Path) -> None:
 
 def test_a_folder_is_taken_as_it_is(tiny_model: Path, tmp_path: Path) -> None:
     assert resolve(str(tiny_model), tmp_path).path == tiny_model.resolve()
+
+
+SECRETS = ("internal_token", "retrieval.redis_password", "router.learning_redis_password")
+
+
+@pytest.mark.parametrize("key", SECRETS)
+@pytest.mark.parametrize(
+    "secret", ["[S3cret-of-somebody", "{S3cret-of-somebody", "[S3cret-of-somebody]", "null-S3cret-of-somebody"]
+)
+def test_secrets_are_texts_whatever_they_begin_with(key: str, secret: str) -> None:
+    name = f"OUTRIDER_{key.upper().replace('.', '__')}"
+    given = {name: secret, "OUTRIDER_RETRIEVAL__REDIS_URL": "redis://a", "OUTRIDER_ROUTER__LEARNING_REDIS_URL": "redis://a"}
+    found: object = load(None, [], given)
+    for part in key.split("."):
+        found = getattr(found, part)
+    assert found == secret
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"OUTRIDER_RETRIEVAL": "{redis_password: [S3cret"},
+        {"OUTRIDER_RETRIEVAL": "redis_password: S3cret"},
+        {"OUTRIDER_RETRIEVAL": "{redis_password: [S3cret]}"},
+        {"OUTRIDER_INTERNAL_TOKEN": "S3cret"},
+    ],
+)
+def test_no_refusal_shows_a_secret(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="is hidden") as caught:
+        load(None, [], environ)
+    assert "S3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", ["retrieval.redis_password=S3cret", "retrieval={redis_password: S3cret}"])
+def test_no_flag_holds_a_secret(flag: str) -> None:
+    with refuses(ConfigurationError, "--set", "retrieval.redis_password"):
+        load(None, [flag], {})

@@ -40,6 +40,7 @@ def test_what_is_declared_is_read() -> None:
         ({"parts": [{"type": "text", "text": None}]}, "parts[0].text", "null", "a valid string"),
         ({"parts": [{"type": "text", "text": "", "id": {}}]}, "parts[0].id", "set", "unset: there is no such field"),
         ({"parts": [], "image": "x"}, "image", "x", "not here"),
+        ({"parts": ["x"]}, "parts[0]", "x", "an object"),
     ],
 )
 def test_what_is_wrong_is_named(body: dict[str, Any], field: str, value: object, allowed: str) -> None:

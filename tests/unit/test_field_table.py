@@ -14,16 +14,18 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from services.api.http.declared import schema_of
-from services.api.http.openai import field_table
+from services.api.http.openai import field_rules, field_table
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
-from services.api.http.openai.field_rules import HINTS
 from services.api.http.openai.fields import Fields
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.protocol.completion_body import CompletionBody
 from services.api.http.openai.protocol.marks import declared_fields
 from services.api.http.openai.protocol.token_bodies import DetokenizeBody, TokenizeBody
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
+from services.api.http.responses.chat_body import read_create
+from services.api.http.responses.protocol import CreateResponse
+from services.api.http.responses.unserved import HINTS as OF_RESPONSES
 from speculation.errors import InvalidArgument
 
 PAGE = Path(__file__).parents[2] / "docs" / "openai_fields.md"
@@ -157,14 +159,39 @@ def test_what_is_declared_is_what_is_taken(read: Any, body: dict[str, Any], decl
     alike()
 
 
-SAYS = re.compile(r"(?:say|or) ([a-z_]+)")
+SAYS = re.compile(r"(?:say|or) (?!it to|use )([a-z_]+)(?:\.([a-z_]+))?")
+DOORS: list[tuple[Callable[[dict[str, Any]], Any], dict[str, Any], type[BaseModel], dict[str, str]]] = [
+    (read_chat, CHAT, ChatBody, field_rules.HINTS),
+    (read_completion, {"prompt": "a"}, CompletionBody, field_rules.OF_COMPLETIONS),
+    (read_create, {"input": "a"}, CreateResponse, OF_RESPONSES),
+]
 
 
-@pytest.mark.parametrize("name", sorted(HINTS))
-def test_fields_of_other_servers_are_refused_with_one_that_there_is(name: str) -> None:
+@pytest.mark.parametrize(("read", "body", "declared", "hints"), DOORS, ids=["chat", "completions", "responses"])
+@pytest.mark.parametrize("name", sorted({*field_rules.HINTS, *OF_RESPONSES}))
+def test_fields_of_other_servers_are_refused_with_one_that_there_is(
+    name: str, read: Any, body: dict[str, Any], declared: type[BaseModel], hints: dict[str, str]
+) -> None:
+    if name not in hints:
+        return
     with pytest.raises(InvalidArgument) as refused:
-        read_chat({**CHAT, name: 1})
-    assert (refused.value.field, refused.value.allowed) == (name, HINTS[name])
-    ours = {each for each, _ in (*declared_fields(ChatBody), *declared_fields(CompletionBody))}
-    # What is said in its place is a field of ours, or tells of one.
-    assert {*SAYS.findall(HINTS[name])} - {"each"} <= ours, HINTS[name]
+        read({**body, name: 1})
+    assert (refused.value.field, refused.value.allowed) == (name, hints[name])
+    # What is said in its place is a field of the same body, or tells of one.
+    schema = schema_of(declared)
+    for field, within in SAYS.findall(hints[name]):
+        assert field in schema["properties"] or field == "each", hints[name]
+        # A field within one that is declared there: of an object of any fields, its readers know.
+        below = _properties(schema["properties"].get(field, {}), schema)
+        assert not within or not below or within in below, hints[name]
+
+
+def _properties(schema: dict[str, Any], root: dict[str, Any]) -> set[str]:
+    """The fields of an object, or of the objects that it may be."""
+    if "$ref" in schema:
+        return _properties(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
+    return {*schema.get("properties", {})}.union(*(_properties(each, root) for each in schema.get("anyOf", [])))
+
+
+def test_a_query_may_name_what_other_servers_have_in_a_body() -> None:
+    assert "temperature" in field_table.KNOWN and not field_table.KNOWN & {*field_rules.HINTS}

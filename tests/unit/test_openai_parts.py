@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
+from typing_extensions import override
 
-from services.api.http.openai.choice_text import ChoiceText
+from services.api.http.openai.choice_text import ChoiceText, TextToken
 from services.api.http.openai.usage import metrics
 from services.api.messages import ChatMessage, ChatOptions, TextChunk
 from services.logs.printable import printable, printable_line
@@ -103,6 +106,27 @@ def test_the_same_tokens_belong_to_a_stop_string_however_they_come(ended: bool) 
             tokens += cut.finish("stop" if ended else None, include_stop=False)
             found.append([(token.id, token.text, token.shown) for piece in tokens for token in piece.tokens])
         assert all(other == found[0] for other in found), (seed, texts, end)
+
+
+class _Looked(deque[TextToken]):
+    """Counts how many of its items are looked at."""
+
+    count = 0
+
+    @override
+    def __iter__(self) -> Iterator[TextToken]:
+        for each in super().__iter__():
+            self.count += 1
+            yield each
+
+
+def test_tokens_without_text_are_not_looked_at_again() -> None:
+    cut, looked, most = ChoiceText(None, stops=True), _Looked(), 500
+    cut._waiting = looked
+    for token in range(most):
+        assert not cut.push(TextChunk(text="", token_ids=(token,), text_ends=(0,)))
+    (piece,) = cut.push(TextChunk(text="a", token_ids=(most,), text_ends=(1,)))
+    assert len(piece.tokens) == most + 1 and looked.count <= 3 * most
 
 
 def test_bytes_of_tokens(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_each_name_is_of_one_number(server: OtherServer) -> None:
     for name in TABLE:
         {"counter": sink.counter, "gauge": sink.gauge, "histogram": sink.histogram}[FAMILIES[name].kind](name)
     text = told(sink, server).decode()
+    assert written(by_names_of([server, server], sink.collect(), "tiny")) == text.encode()
     typed = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
     assert sorted(re.split("[:_]", name, maxsplit=1)[1] for name in typed) == sorted(names)
 

@@ -142,6 +142,8 @@ def test_elsewhere(address: str) -> None:
         ("host:http", True),
         ("host", False),
         ("dns:///host", False),
+        ("dns:host", False),
+        ("dns:host:4", True),
     ],
 )
 def test_who_forgets_the_port_is_told(address: str, has: bool) -> None:

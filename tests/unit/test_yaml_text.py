@@ -70,3 +70,13 @@ def test_errors_are_of_one_kind(odd: str) -> None:
     with pytest.raises(ValueError):
         read_documents(ODD[odd])
     assert caught.type is ValueError and "\n" not in str(caught.value)
+
+
+SECRETIVE = ["[S3cret", "{S3cret", "a: *S3cret", "a: !S3cret x", "a: 'S3cret", "- !S3'cret x\n", "a: S3cret: b"]
+
+
+@pytest.mark.parametrize("text", SECRETIVE)
+def test_no_error_quotes_what_was_written(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\(line \d+, column \d+\)$") as caught:
+        read_yaml(text)
+    assert "cret" not in str(caught.value) and caught.value.__cause__ is None

@@ -35,7 +35,7 @@ from speculation.errors import Cancelled, Internal, OutriderError, Unauthenticat
 
 log = logging.getLogger(__name__)
 
-_MESSAGES, _MODELS, _OLLAMA_S = "/v1/messages", "/v1/models", "/api/"
+_MESSAGES, _MODELS, _OLLAMA_S, _LM_STUDIO_S = "/v1/messages", "/v1/models", "/api/", "/api/v0/"
 # A header of Anthropic's clients.
 _VERSION = "anthropic-version"
 _PORT = re.compile(r":\d*$")
@@ -243,7 +243,7 @@ class HttpApp:
 
 def _door(path: str, headers: Headers) -> Door:
     """The API that a client speaks. OpenAI's and Anthropic's have some paths in common, such as that of the models."""
-    if path.startswith(_OLLAMA_S):
+    if path.startswith(_OLLAMA_S) and not path.startswith(_LM_STUDIO_S):
         return OLLAMA
     return ANTHROPIC if path.startswith(_MESSAGES) or _VERSION in headers else OPENAI
 

@@ -64,7 +64,9 @@ def _refused(kind: type[Declared], error: ValidationError, path: str, hints: Map
         unknown = f"unset: there is no such field{did_you_mean(name, kind.model_fields) if len(where) == 1 else ''}"
         return Refused(field, shown, hints.get(field, unknown), "unknown_parameter")
     code = "invalid_type" if problem.endswith("_type") else "invalid_value"
-    return Refused(field, shown, first["msg"].removeprefix(_SHOULD), code)
+    # pydantic names its own class there.
+    allowed = "an object" if problem in ("model_type", "dict_type") else first["msg"].removeprefix(_SHOULD)
+    return Refused(field, shown, allowed, code)
 
 
 def _shown(value: object) -> str:

@@ -81,12 +81,15 @@ class EventStream:
 
     async def events(self, contents: list[dict[str, Any]]) -> None:
         """Send events; those with text are padded."""
-        parts = [
+        if contents:
+            await self._write(self.joined(contents))
+
+    def joined(self, contents: list[dict[str, Any]]) -> bytes:
+        """Events as they are sent."""
+        return b"".join(
             self.written(content, self._padding if self._everything or self.has_text(content) else None)
             for content in contents
-        ]
-        if parts:
-            await self._write(b"".join(parts))
+        )
 
     def has_text(self, content: dict[str, Any]) -> bool:
         """Whether an event tells of the answer's text."""

@@ -76,7 +76,8 @@ def page_of(models: Mapping[str, dict[str, Any]], query: bytes) -> dict[str, Any
 def _number(text: str | None) -> int:
     if text is None:
         return _MOST_LISTED
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_LISTED):
+    # Python refuses to read thousands of digits.
+    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= _MOST_LISTED):
         raise Refused(_LIMIT, text or "empty", f"a whole number from 1 to {_MOST_LISTED}")
     return int(text)
 

@@ -35,8 +35,13 @@ def read_form(fields: Fields) -> tuple[StructuredOutputs | None, str]:
     if formatted is not None and structured is not None:
         raise fields.refuse("structured_outputs", "set", "unset where response_format asks for a form, too")
     if formatted is not None:
-        return formatted, "response_format.json_schema.schema" if formatted.text else "response_format"
+        return formatted, format_field(formatted)
     return structured, "" if structured is None else f"structured_outputs.{structured.kind}"
+
+
+def format_field(form: StructuredOutputs) -> str:
+    """What ``response_format`` calls its form."""
+    return "response_format.json_schema.schema" if form.text else "response_format"
 
 
 def _response_format(fields: Fields) -> StructuredOutputs | None:

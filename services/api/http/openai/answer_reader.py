@@ -68,7 +68,7 @@ class AnswerReader:
         self._text = AnswerText(
             self._marks,
             form=card.tool_format if free else "",
-            schemas=tools.schemas if tools is not None and free else None,
+            schemas=tools.callable if tools is not None and free else None,
             thoughts=card.thoughts,
             thinking=thinking,
         )

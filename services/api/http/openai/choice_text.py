@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import takewhile
 
 from services.api.messages import TextChunk
 from services.api.origins import ReportedPass
@@ -74,7 +75,8 @@ class ChoiceText:
         if chunk.passes:
             self._waiting[-len(chunk.token_ids)].begins = chunk.passes[0]
         end, stops = self._end, self._stops
-        ready = sum(1 for token in self._waiting if token.end <= end and not (stops and token.start == end))
+        # Ends never fall, so what is not ready is last. Those without text may be many, and are not looked at again.
+        ready = sum(1 for _ in takewhile(lambda each: each.end <= end and not (stops and each.start == end), self._waiting))
         if chunk.incomplete or not chunk.token_ids:
             # The last token goes with what is left of its text at the answer's end.
             ready = min(ready, max(0, len(self._waiting) - 1))

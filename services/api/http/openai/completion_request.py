@@ -38,7 +38,7 @@ def read_completion(body: dict[str, Any]) -> Asked:
     infill = _infill(fields, inputs, echo=echo, truncate=others["truncate"])
     _check_counts(fields, others["n"], len(inputs))
     without_effect = field_rules.take_unhonoured(fields, CompletionBody)
-    fields.end(field_rules.HINTS)
+    fields.end(field_rules.OF_COMPLETIONS)
     return Asked(
         inputs=inputs,
         # Where no answer is wanted, one token is the least work.

@@ -64,6 +64,11 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
     "say each of its values as a field": ("options", "sampling_params"),
 }  # fmt: skip
 HINTS: dict[str, str] = {name: f"unset: {instead}" for instead, names in _INSTEAD.items() for name in names}
+# Of /v1/completions, whose answers have no thoughts.
+OF_COMPLETIONS: dict[str, str] = {
+    **HINTS,
+    **dict.fromkeys(("think", "separate_reasoning", "stream_reasoning"), "unset: say it to /v1/chat/completions"),
+}
 
 
 def take_unhonoured(fields: Fields, body: type[BaseModel]) -> dict[str, Any]:

@@ -22,8 +22,9 @@ BODIES: dict[str, type[BaseModel]] = {
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
-# All that a body of a generation may be known for; a query that names one is refused, since it is said in the wrong place.
-KNOWN = frozenset({*(name for body in (ChatBody, CompletionBody) for name, _ in declared_fields(body)), *field_rules.HINTS})
+# Fields of a generation; a query that names one is refused, since it is said in the wrong place. Those of other servers
+# (HINTS) ask for nothing there.
+KNOWN = frozenset(name for body in (ChatBody, CompletionBody) for name, _ in declared_fields(body))
 # Bounds beyond which a range says that any number will do.
 _WIDE = 1 << 30
 _EFFECTS: tuple[Effect, ...] = ("honoured", "without effect", "refused")

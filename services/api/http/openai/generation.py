@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from services.access.gate import Visit
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.model_fit import called, check_infill, check_tools, formed, readable
+from services.api.http.openai.model_fit import called, check_infill, check_tools, formed, readable, unused_form
 from services.api.http.openai.oldest_turns import fitting
 from services.api.http.openai.prompt_thought import begins_thought
 from services.api.http.openai.request import Asked, Input
@@ -178,7 +178,7 @@ async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[Mod
     asked, ignored = readable(asked, card, strict=strict)
     check_tools(asked, card)
     check_infill(asked, card)
-    return card, asked, ignored
+    return card, asked, ignored + await unused_form(asked, strict=strict)
 
 
 async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, card: ModelCard) -> tuple[int, ...]:

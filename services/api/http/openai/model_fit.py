@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
-from services.api.http.openai.answer_form import schema_form
+from services.api.http.openai.answer_form import format_field, schema_form
 from services.api.http.openai.chat_request import EFFORT
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.prompt_thought import behind_thought
@@ -96,6 +97,28 @@ def _known_options(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Aske
     kept = {name: value for name, value in given.items() if name not in unread}
     chat = replace(asked.chat, template_kwargs=json.dumps(kept, ensure_ascii=False) if kept else "")
     return replace(asked, chat=chat), named
+
+
+async def unused_form(asked: Asked, *, strict: bool) -> tuple[str, ...]:
+    """The name of the field that asks for a form of text where the answer is calls; none: no field does.
+
+    Args:
+        strict: it is refused instead.
+
+    Raises:
+        Refused: it is, or the form is not valid.
+    """
+    form = asked.text_form
+    if form is None:
+        return ()
+    if strict:
+        allowed = "unset where tool_choice makes the answer calls, which have no text"
+        raise Refused("response_format", "set", allowed, "unsupported_parameter")
+    try:
+        await asyncio.to_thread(check_sampling, SamplingParams(max_tokens=1, structured_outputs=form))
+    except InvalidArgument as error:
+        raise Refused(format_field(form), error.value, error.allowed) from error
+    return ("response_format",)
 
 
 def check_tools(asked: Asked, card: ModelCard) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from services.api.http.openai.protocol.parts import StreamOptions
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import ChatMessage, ChatOptions, Infill, RequestedSampling
-from speculation.types import AcceptanceRule, Effort, Report
+from speculation.types import AcceptanceRule, Effort, Report, StructuredOutputs
 
 Input = str | tuple[ChatMessage, ...] | tuple[int, ...]
 
@@ -38,6 +38,7 @@ class Asked:
         tokens_as_ids: log-probabilities name tokens as "token_id:17".
         clips_length: an answer may be as long as the context leaves where the request allows a longer one.
         length_field, form_field: what the request calls the length and the form of an answer.
+        text_form: a form of text that has no effect, since the answer is calls.
         tier: the service tier is named in the answer.
         thoughts: the answer tells what the model thought before it.
         metadata: the user's own texts, by name.
@@ -81,6 +82,7 @@ class Asked:
     clips_length: bool = False
     length_field: str = "max_tokens"
     form_field: str = ""
+    text_form: StructuredOutputs | None = None
     request_id: str | None = None
     tier: bool = False
     thoughts: bool = True

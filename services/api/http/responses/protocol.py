@@ -242,7 +242,10 @@ class CreateResponse(Extensions):
         description="log-probabilities of the text; other values ask for what is never there, or is told anyway",
     )
     tools: Annotated[Any, Later(list[FunctionTool])] = Field(None, description="functions; unset strict: not strict")
-    tool_choice: Annotated[Any, Later(Literal["none", "auto", "required"] | ChosenFunction | ChosenTools)] = None
+    tool_choice: Annotated[Any, Later(Literal["none", "auto", "required"] | ChosenFunction | ChosenTools)] = Field(
+        None,
+        description="object: a function, which is called; or allowed_tools: the model is shown all tools and calls some",
+    )
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = Field(None, description="format: text, json_object, json_schema; a schema is always followed")
     reasoning: ReasoningConfig | None = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -34,6 +35,8 @@ from speculation.types import FinishReason
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
 # Of OpenAI's API, for answers whose request and model do not say.
 _TEMPERATURE = _TOP_P = 1.0
+# Tokens of an answer beyond which its response is made in a thread, so that it does not delay other requests.
+_MANY = 512
 
 
 class ResponseCancelled(OutriderError):
@@ -46,6 +49,14 @@ class ResponseStream(NamedEvents):
     @override
     def has_text(self, content: dict[str, Any]) -> bool:
         return "delta" in content
+
+    @override
+    async def events(self, contents: list[dict[str, Any]]) -> None:
+        # The last ones tell of all tokens of the answer, several times.
+        if any(_tokens_told(each) > _MANY for each in contents):
+            await self._write(await asyncio.to_thread(self.joined, contents))
+        else:
+            await super().events(contents)
 
 
 class ResponseAnswer(AnswerInProgress):
@@ -97,7 +108,7 @@ class ResponseAnswer(AnswerInProgress):
 
     @override
     def opening(self) -> list[dict[str, Any]]:
-        begun = self.response("in_progress")
+        begun = self._made("in_progress")
         return self._numbered([{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")])
 
     @override
@@ -122,10 +133,10 @@ class ResponseAnswer(AnswerInProgress):
         ended = self._items.end("incomplete")
         if isinstance(error, ResponseCancelled):
             # There is no event of its own for it.
-            kind, response = "response.incomplete", self.response("cancelled")
+            kind, response = "response.incomplete", await self.response("cancelled")
         else:
             why = ResponseFailure(code=_code(error), message=error_body(error)["error"]["message"])
-            kind, response = "response.failed", self.response("failed", why)
+            kind, response = "response.failed", await self.response("failed", why)
         # A client that has gone wants nothing more.
         if not isinstance(error, Cancelled):
             await self._keep(response)
@@ -161,7 +172,7 @@ class ResponseAnswer(AnswerInProgress):
         status: Status = "incomplete" if end.finish_reason is FinishReason.LENGTH else "completed"
         events = self._said(self._reader.finish(end))
         events += self._items.end("incomplete" if status == "incomplete" else "completed")
-        response = self.response(status)
+        response = await self.response(status)
         await self._keep(response)
         return [*events, {"type": f"response.{status}", "response": response}]
 
@@ -169,8 +180,13 @@ class ResponseAnswer(AnswerInProgress):
         first, self._sent = self._sent, self._sent + len(events)
         return [{**event, "sequence_number": first + index} for index, event in enumerate(events)]
 
-    def response(self, status: Status, error: ResponseFailure | None = None) -> dict[str, Any]:
+    async def response(self, status: Status, error: ResponseFailure | None = None) -> dict[str, Any]:
         """The response as it is now."""
+        if self.records[0].text.tokens > _MANY:
+            return await asyncio.to_thread(self._made, status, error)
+        return self._made(status, error)
+
+    def _made(self, status: Status, error: ResponseFailure | None = None) -> dict[str, Any]:
         body, end = self._new.body, self.records[0].end
         ended = status in ("completed", "incomplete") and end is not None
         made: dict[str, Any] = {"output": self._items.done, "usage": self._usage() if ended else None}
@@ -227,6 +243,11 @@ _ECHOED = (
     "safety_identifier", "tool_choice", "tools", "truncation",
     "user",
 )  # fmt: skip
+
+
+def _tokens_told(event: dict[str, Any]) -> int:
+    """Of how many tokens an event tells more than their text."""
+    return len(event.get("logprobs") or event.get("response", {}).get("speculation", {}).get("tokens") or ())
 
 
 def _first(*values: Any) -> Any:

@@ -79,7 +79,7 @@ class ResponseEndpoints:
     async def retrieve(self, call: HttpCall) -> None:
         """GET /v1/responses/{id}"""
         if (answer := self._running.get((call.known_caller.tenant, call.path_id))) is not None:
-            await call.answer(answer.response("in_progress"))
+            await call.answer(await answer.response("in_progress"))
             return
         stored = await self._stored(call)
         await call.answer_bytes(stored.response, [("content-type", "application/json")])
@@ -100,7 +100,7 @@ class ResponseEndpoints:
                 raise HttpError(400, "response_has_ended", f"the response is {status}: must be in progress")
             if (running := self._endpoints.running.get(answer)) is not None:
                 running.fail(ResponseCancelled("the response was cancelled"))
-            await call.answer(answer.response("cancelled"))
+            await call.answer(await answer.response("cancelled"))
 
     async def input_items(self, call: HttpCall) -> None:
         """GET /v1/responses/{id}/input_items"""
