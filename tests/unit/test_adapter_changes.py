@@ -204,7 +204,7 @@ async def test_one_that_is_told_twice_to_drop_it_has_done_so() -> None:
     await changes.load("one", ONE)
     order = AdapterOrder(order_id="o", step="close", name="one", within_s=limits.UNLOAD_S)
     for step in ("close", "drop", "drop"):
-        await only.adapt(replace(order, step=step))  # type: ignore[arg-type]
+        await only.adapt(replace(order, step=step))
     assert only.target.adapters == {}
 
 
