@@ -17,12 +17,14 @@ def array_of(kind: str, of: Iterable[float]) -> array[Any]:
     array('i', [5, -7])
 
     Raises:
-        OverflowError: a number is not of this kind.
+        OverflowError: a number is too large for this kind.
+        TypeError: it is none of this kind.
     """
     held = [*of]
     if kind in _UNSIGNED:
         return array(kind, held)
     try:
         return array(kind, struct.pack(f"{len(held)}{kind}", *held))
-    except struct.error as error:
-        raise OverflowError(str(error)) from error
+    except struct.error:
+        # Which fails as well, and says how.
+        return array(kind, held)

@@ -102,7 +102,7 @@ class VerifierService:
             target, self._comparing.origins, budget, config.loop, worker,
             grammars=self._grammars, identity=identity, metrics=metrics, contest=self._contest,
         )  # fmt: skip
-        reloads = self._reloading = Reloading(target, config.target, self.loop, worker, config.weights_from, named)
+        reloads = self._reloading = Reloading(target, config.target, self.loop, config.weights_from, named)
         self._adapting = Adapting(target, config.target.lora_folders, reloads.reading, lambda: self._reloading.open)
         self._check = SelfCheck(self.loop, config.check_every if target.exact else 0, metrics)
         metrics.follow("kv_cache_usage_ratio", self._cache_in_use)

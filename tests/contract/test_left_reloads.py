@@ -7,11 +7,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cluster.build import Pipeline
+from services.verifier.changing import reloading
+from services.verifier.model.new_weights import NewWeights
+from services.verifier.stages import split_weights
+from services.verifier.stages.split_weights import StageWeights
+from speculation.errors import TargetLost
 from speculation.reloads import ReloadOrder
 from tests.patience import PATIENCE_S
 from tests.service import pipeline
@@ -78,12 +84,35 @@ async def test_weights_that_are_ordered_twice_are_exchanged_once(versions: Versi
         versions.check(0, await answered(running.router, wanted(0)), "b")
 
 
+async def test_weights_that_lose_the_target_serve_under_their_name(
+    versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pipeline(versions.folder / "a", flag(versions)) as running:
+        order, target, rebuilt = order_for(versions.folder / "b"), running.verifier._target, threading.Event()
+        exchange, recover = target.exchange, target.recover
+
+        def losing(weights: Any) -> None:
+            exchange(weights)
+            raise TargetLost("planted loss")
+
+        monkeypatch.setattr(target, "exchange", losing)
+        monkeypatch.setattr(target, "recover", lambda: (recover(), rebuilt.set()))
+        for step in ("read", "pause", "replace"):
+            await running.verifier.reload(replace(order, step=step))
+        # While nothing is asked.
+        assert await asyncio.to_thread(rebuilt.wait, PATIENCE_S)
+        await running.verifier.reload(replace(order, step="keep"))
+        versions.check(0, await answered(running.router, wanted(0)), "b")
+
+
 async def test_who_goes_while_weights_are_read_leaves_no_second_reader(
     versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pipeline(versions.folder / "a", flag(versions)) as running:
         order, target = order_for(versions.folder / "b"), running.verifier._target
         monkeypatch.setattr(target, "new_weights", slow := Slow(target.new_weights))
+        dropped = list[threading.Thread]()
+        monkeypatch.setattr(NewWeights, "drop", lambda weights: dropped.append(threading.current_thread()))
         call = asyncio.create_task(running.verifier.reload(order))
         assert await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
         call.cancel()
@@ -94,5 +123,43 @@ async def test_who_goes_while_weights_are_read_leaves_no_second_reader(
             await call
         await another
         assert slow.most == 1
+        # What nobody has any more takes a moment to give back, and not the event loop's.
+        assert len(dropped) == 1 and dropped[0] is not threading.main_thread()
         await running.verifier.reload(replace(order, reload_id="another", step="undo"))
         versions.check(0, await answered(running.router, wanted(0)), "a")
+
+
+async def test_weights_are_read_once_the_memory_of_those_before_is_given_back(
+    versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pipeline(versions.folder / "a", flag(versions)) as running:
+        order, target, read = order_for(versions.folder / "b"), running.verifier._target, list[object]()
+        load = target.new_weights
+        monkeypatch.setattr(target, "new_weights", lambda config: (read.append(config), load(config))[1])
+        monkeypatch.setattr(NewWeights, "drop", slow := Slow(lambda: None))
+        await running.verifier.reload(order)
+        await running.verifier.reload(replace(order, step="undo"))
+        another = asyncio.create_task(running.verifier.reload(replace(order, reload_id="another")))
+        assert await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
+        await asyncio.sleep(0.1)
+        assert len(read) == 1
+        slow.go_on.set()
+        await another
+        assert len(read) == 2
+        await running.verifier.reload(replace(order, reload_id="another", step="undo"))
+
+
+async def test_memory_is_given_back_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    dropped = list[bool]()
+    weights: Any = SimpleNamespace(drop=lambda: dropped.append(True))
+    stage = StageWeights(SimpleNamespace(answer=lambda *_: None), lambda folder: weights)  # type: ignore[arg-type]
+    stage._held[1] = weights
+    with monkeypatch.context() as patch:
+        patch.setattr(split_weights, "threading", SimpleNamespace(Thread=full))
+        stage.drop(1)
+        patch.setattr(reloading, "asyncio", SimpleNamespace(to_thread=full))
+        await reloading._dropped(weights)
+    assert dropped == [True, True]

@@ -106,13 +106,13 @@ async def together(router: RouterService, wide: Versions) -> None:
 @pytest.mark.parametrize("job", [*JOBS, together], ids=lambda job: job.__name__)
 async def test_others_have_their_turn(wide: Versions, job: Job) -> None:
     tries = list[float]()
-    async with serving(wide, "in process", flags=FLAGS) as router:
-        for _ in range(TRIES):
-            async with watched() as watch:
-                await job(router, wide)
-            tries.append(watch.longest_s)
-            if watch.longest_s < HELD_S:
-                return
+    for _ in range(TRIES):
+        # A new one each time: what a service does once is part of every try.
+        async with serving(wide, "in process", flags=FLAGS) as router, watched() as watch:
+            await job(router, wide)
+        tries.append(watch.longest_s)
+        if watch.longest_s < HELD_S:
+            return
     pytest.fail(f"the loop was held for {', '.join(f'{each:.2f} s' for each in tries)}")
 
 

@@ -240,9 +240,27 @@ def test_a_process_that_is_one_version_behind_is_noticed(
             passes(target)
     target.recover()
     assert torch.equal(passes(target), plain[1])
-    # The way back, which those that were started anew do not hold: they are once more.
-    target.exchange(weights)
+    # The way back, which those that were started anew do not hold: they are once more, and compute nothing before.
+    with pytest.raises(TargetLost):
+        target.exchange(weights)
+    with pytest.raises(TargetLost):
+        passes(target)
+    target.recover()
     assert torch.equal(passes(target), plain[0])
+
+
+def test_whatever_fails_once_weights_are_exchanged_here_loses_the_target(
+    make: Make, folders: tuple[Path, Path], plain: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody takes it that nothing has changed."""
+    target = make(2)
+    weights = read(target, folders[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(target._earlier._orders, "exchange", lambda number: 1 / 0)  # type: ignore[attr-defined]
+        with pytest.raises(TargetLost, match="division by zero"):
+            target.exchange(weights)
+    target.recover()
+    assert torch.equal(passes(target), plain[1])
 
 
 @pytest.mark.exhaustive
@@ -260,7 +278,9 @@ def test_a_process_that_dies_comes_back_with_the_weights_that_serve(
             passes(target)
         target.recover()
         assert torch.equal(passes(target), plain[after == "exchanging"])
-        target.exchange(weights)
+        with pytest.raises(TargetLost):
+            target.exchange(weights)
+        target.recover()
         assert torch.equal(passes(target), plain[after == "reading"])
     finally:
         target.shutdown()

@@ -180,7 +180,7 @@ class VerifierMachine(Component):
         service._check, service._weights = SelfCheck(self.engine, 0), ServedWeights()
         service._registered = RegisteredModels(origins, self.target.check_layers, "", False)
         self.reloading = service._reloading = SimulatedReloading(
-            service._target, service._config.target, self.engine, worker, (), str
+            service._target, service._config.target, self.engine, (), str
         )
         await service.start()
         if self._others is not None:

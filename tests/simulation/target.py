@@ -203,6 +203,8 @@ class LawfulTarget:
         assert not self._under_way, "exchanged in mid-pass"
         self.weights, weights.number = weights.number, self.weights
         self.blocks.forget_all()
+        # A stage that is lost is missed here, too.
+        self.beat()
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         tokens = [self._rows[request_id].tokens[row] for row in rows]

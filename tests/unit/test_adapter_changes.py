@@ -18,7 +18,7 @@ from services.verifier.changing.adapting import Adapting
 from services.verifier.engine.identity import Identity, with_adapter
 from speculation import limits
 from speculation.adapters import AdapterOrder
-from speculation.errors import ConfigurationError, InvalidArgument, NotBegun, OutriderError
+from speculation.errors import ConfigurationError, InvalidArgument, NotBegun, OutriderError, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress
 from speculation.types import FinishReason
 from tests.fakes import request
@@ -194,8 +194,18 @@ async def test_one_whose_router_was_lost_while_it_unloaded_serves_again() -> Non
     only.adapting._closed_until["one"] -= 2 * limits.UNLOAD_S
     assert len(await only.answer("one", end)) == 2
     # What it still says comes too late.
-    await only.adapt(replace(lost, step="drop"))
+    with pytest.raises(Unavailable, match="too late"):
+        await only.adapt(replace(lost, step="drop"))
     assert only.target.adapters == {"one": "d"}
+
+
+async def test_one_that_is_told_twice_to_drop_it_has_done_so() -> None:
+    changes, (only,) = service_of(Adapters())
+    await changes.load("one", ONE)
+    order = AdapterOrder(order_id="o", step="close", name="one", within_s=limits.UNLOAD_S)
+    for step in ("close", "drop", "drop"):
+        await only.adapt(replace(order, step=step))
+    assert only.target.adapters == {}
 
 
 @pytest.fixture

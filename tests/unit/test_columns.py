@@ -12,6 +12,7 @@ from outrider.internal.v1 import drafting_pb2, tree_pb2
 from services.links.codec import columns, drafting
 from services.links.codec.packed import packed
 from speculation import limits
+from speculation.arrays import array_of
 from speculation.columns import DraftColumns, ReportColumns, SentReports
 from speculation.errors import InvalidArgument
 from speculation.id_rows import IdRows
@@ -321,3 +322,9 @@ def test_a_draft_of_no_tokens_that_could_be_is_not_sent(tokens: list[int]) -> No
         )  # fmt: skip
         with pytest.raises(ValueError, match=r"negative|unsigned"):
             columns.write_draft_columns(tree, wire)
+
+
+def test_numbers_of_another_kind_are_told_from_those_that_are_too_large() -> None:
+    for numbers, error in (([0.5], TypeError), ([2**40], OverflowError)):
+        with pytest.raises(error):
+            array_of("i", numbers)

@@ -159,6 +159,42 @@ async def test_a_target_of_one_process_is_not_asked() -> None:
         assert not target.beats
 
 
+async def test_a_target_that_is_changed_for_long_does_not_hang() -> None:
+    """What asks idle processes whether they are there would wait behind it."""
+    target, go_on = ToyTarget(depth=2), threading.Event()
+    async with decoding(target, pass_deadline_s=0.05, idle_beat_s=0.01) as loop:
+        await loop.pause.begin(restart=False, within_s=PATIENCE_S)
+        changing = asyncio.create_task(loop.change(lambda: assert_(go_on.wait(PATIENCE_S))))
+        waiting = asyncio.create_task(collect(loop, request("a", [1, 2], max_tokens=50, ignore_eos=True)))
+        await asyncio.sleep(0.3)
+        assert loop.healthy and not waiting.done()
+        go_on.set()
+        await changing
+        beats = target.beats
+        await until(lambda: target.beats > beats)
+        loop.pause.end()
+        assert len((await waiting)[0]) == 50
+
+
+def assert_(held: bool) -> None:
+    assert held
+
+
+async def test_a_target_that_is_lost_while_it_is_changed_is_rebuilt_before_the_next_pass() -> None:
+    def losing() -> None:
+        raise TargetLost("planted loss")
+
+    target = ToyTarget()
+    async with decoding(target) as loop:
+        await loop.pause.begin(restart=False, within_s=PATIENCE_S)
+        waiting = asyncio.create_task(collect(loop, request("a", [1, 2], max_tokens=50, ignore_eos=True)))
+        await loop.change(losing)
+        await until(lambda: target.recovered == 1 and loop.healthy)
+        loop.pause.end()
+        assert len((await waiting)[0]) == 50
+        assert target.recovered == 1
+
+
 async def test_stopping_does_not_wait_for_a_pass_that_hangs() -> None:
     target = HangingTarget()
     target.hang_in = "finish"

@@ -141,6 +141,19 @@ async def test_a_stage_that_dies_in_a_pause(depth: int, restart: bool) -> None:
 
 
 @simulated
+async def test_a_stage_that_dies_in_a_pause_behind_a_pass_that_fails() -> None:
+    """The pause waits for the answers of the lost target all the same."""
+    async with under_way(2, SHOWN) as (loop, target, tasks):
+        pause = pausing(loop, restart=False)
+        target.fail_next = target.lose_next = True
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        await asyncio.sleep(3.0)
+        assert target.recovered == 1 and not pause.done()
+        await pause
+        loop.pause.end()
+
+
+@simulated
 async def test_answers_that_come_back_of_a_stage_that_died_when_the_weights_are_others() -> None:
     """Of one of which something was shown nobody can go on; the other begins again, though it was to end as it had begun."""
     moved = await begun("ay")

@@ -88,6 +88,8 @@ class Adapting:
             case "drop":
                 if self._closed_by.get(order.name) == order.order_id:
                     self._drop(order.name)
+                elif order.name in self._target.adapters:
+                    raise Unavailable(f"the adapter {order.name} serves here again, as this comes too late: unload it again")
         return ""
 
     async def _load(self, order: AdapterOrder) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from services.abandoned import to_the_end
@@ -31,7 +31,6 @@ class Reloading:
     """The reloads of one verifier, one at a time. Whoever orders one and falls silent has it undone.
 
     Args:
-        worker: the target's thread.
         allowed: folders that weights may be read from.
         arithmetic_of: gives the arithmetic of a target with other weights, from their digest.
 
@@ -44,14 +43,12 @@ class Reloading:
         target: TransformersTarget,
         served: TargetConfig,
         loop: DecodingLoop,
-        worker: Executor,
         allowed: tuple[Path, ...],
         arithmetic_of: Callable[[str], str],
     ) -> None:
         self._target = target
         self._served = served
         self._loop = loop
-        self._worker = worker
         self._allowed = allowed
         self._arithmetic_of = arithmetic_of
         self._one_step = asyncio.Lock()
@@ -68,6 +65,8 @@ class Reloading:
         self._joined: str | None = None
         self._waiting: asyncio.TimerHandle | None = None
         self._undoing: asyncio.Task[None] | None = None
+        # Gives memory back.
+        self._dropping: asyncio.Task[None] | None = None
 
     async def obey(self, order: ReloadOrder) -> str:
         """As ``VerifierPort.reload``."""
@@ -170,8 +169,17 @@ class Reloading:
             return weights, self._arithmetic_of(weights.digest)
 
         async with self.reading:
+            if self._dropping is not None:
+                # The new ones may need the memory.
+                await asyncio.wait([self._dropping])
             # Not beside the next one, should whoever has asked for this one have gone.
-            weights, arithmetic = await to_the_end(asyncio.create_task(asyncio.to_thread(loaded)))
+            work = asyncio.create_task(asyncio.to_thread(loaded))
+            try:
+                weights, arithmetic = await to_the_end(work)
+            except asyncio.CancelledError:
+                if not work.cancelled() and work.exception() is None:
+                    self._drop(work.result()[0])
+                raise
             identity = replace(self._loop.identity, arithmetic=arithmetic)
             self._open = _Reload(order, weights, identity, self._loop.identity)
         self._settled.clear()
@@ -234,7 +242,7 @@ class Reloading:
         await to_the_end(asyncio.create_task(self._exchanged(found, identity)))
 
     async def _exchanged(self, found: _Reload, identity: Identity) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._target.exchange, found.weights)
+        await self._loop.change(partial(self._target.exchange, found.weights))
         found.replaced, self._loop.identity = not found.replaced, identity
         self._loop.pause.refuse_moved()
 
@@ -253,7 +261,10 @@ class Reloading:
         self._settled.set()
         self._loop.pause.end()
         if found is not None:
-            asyncio.get_running_loop().run_in_executor(None, found.weights.drop)
+            self._drop(found.weights)
+
+    def _drop(self, weights: NewWeights) -> None:
+        self._dropping = asyncio.create_task(_dropped(weights), name="drop-weights")
 
     def _under_way(self, reload_id: str) -> _Reload | None:
         return self._open if self._open is not None and self._open.order.reload_id == reload_id else None
@@ -273,6 +284,14 @@ class Reloading:
     async def _undo_alone(self, reload_id: str) -> None:
         async with self._one_step:
             await self._undo(reload_id)
+
+
+async def _dropped(weights: NewWeights) -> None:
+    try:
+        await asyncio.to_thread(weights.drop)
+    except RuntimeError:
+        # No thread can be started.
+        weights.drop()
 
 
 class _Reload:

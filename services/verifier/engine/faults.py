@@ -24,19 +24,26 @@ class Faults:
 
     Args:
         forget: removes an ended request everywhere but at the target.
+        lost: called once a lost target is there again, or cannot be.
 
     Attributes:
         recovering: whether the target is being rebuilt.
     """
 
     def __init__(
-        self, target: Target, requests: Admission, passes: PassQueue, forget: Callable[[LiveRequest], None]
+        self,
+        target: Target,
+        requests: Admission,
+        passes: PassQueue,
+        forget: Callable[[LiveRequest], None],
+        lost: Callable[[], None],
     ) -> None:
         self.recovering = False
         self._target = target
         self._requests = requests
         self._passes = passes
         self._forget = forget
+        self._lost = lost
         self._failures = 0
         # Ids of requests that ended while a pass hung. The target keeps their rows until the pass returns.
         self._held: list[str] = []
@@ -73,6 +80,7 @@ class Faults:
             try:
                 await self._passes.recover()
                 self.recovering = False
+                self._lost()
                 return
             except TargetLost as error:
                 log.error("the rebuilt target is lost again: %s", error)
@@ -80,6 +88,7 @@ class Faults:
                 log.exception("the target cannot be rebuilt")
                 self._failures = _MAX_FAILURES
         self.recovering = False
+        self._lost()
         self.lose(Unavailable("the target is lost"), waiting=True)
 
     def hung(self) -> None:

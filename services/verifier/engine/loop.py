@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 
 from services.metrics.registry import DROPPED, Metrics
@@ -107,7 +107,9 @@ class DecodingLoop:
         self._draft_wait = DraftWait(self._drafting, budget, self.stats, self._named, config)
         self._delivery = Delivery(self.stats, self._drafting, self._draft_wait, self._fail, self._release)
         self._passes = PassQueue(target, worker, self.stats.times, deadline_s=config.pass_deadline_s, hung=self._hung)
-        self._faults = Faults(target, self._requests, self._passes, self._forget)
+        self._faults = Faults(target, self._requests, self._passes, self._forget, self.pause.lost)
+        # Found while the target was changed.
+        self._lost: TargetLost | None = None
         # When the last pass ended, or decoding began, in seconds of the event loop's clock.
         self._pass_ended = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -193,6 +195,17 @@ class DecodingLoop:
         self._wake.set()
         await self._forgetting.forget(tenant)
 
+    async def change(self, change: Callable[[], None]) -> None:
+        """Call what changes the target, in its thread and in a pause.
+
+        Where a part of the target is lost by it, the target has changed all the same, and is rebuilt before the next pass.
+        """
+        try:
+            await self._passes.change(change)
+        except TargetLost as lost:
+            self._lost = lost
+            self._wake.set()
+
     async def _open_grammar(self, message: GenerationRequest) -> GrammarState | None:
         if message.sampling.structured_outputs is None:
             return None
@@ -241,7 +254,6 @@ class DecodingLoop:
                 await self._step()
             except TargetLost as lost:
                 await self._faults.recover(lost)
-                self.pause.lost()
             except PassHung:
                 await self._faults.returned()
                 self.pause.lost()
@@ -249,6 +261,9 @@ class DecodingLoop:
                 await self._faults.failed(error)
 
     async def _step(self) -> None:
+        if (lost := self._lost) is not None:
+            self._lost = None
+            raise lost
         for request in self._requests.left():
             self._release(request)
         self._forgetting.between_passes()

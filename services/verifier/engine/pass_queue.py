@@ -77,6 +77,7 @@ class PassQueue:
         self._longest_s = 0.0
         self._under_way: deque[PassUnderWay] = deque()
         self._began: float | None = None
+        self._changing = False
 
     @property
     def overdue(self) -> bool:
@@ -162,18 +163,29 @@ class PassQueue:
             _mark(self._under_way.popleft().work, in_pass=False)
 
     async def beat(self) -> None:
-        """Make sure that all of the target answers, while no pass is under way.
+        """Make sure that all of the target answers, while no pass is under way; or nothing, while it is being changed.
 
         Raises:
             TargetLost: a part of it does not.
             PassHung: it answered too late.
         """
+        if self._changing:
+            # It would wait in the thread, and count as hung.
+            return
         # What an answer takes says nothing of what passes take.
         longest_s = self._longest_s
         try:
             await self._watched(self._target.beat)
         finally:
             self._longest_s = longest_s
+
+    async def change(self, change: Callable[[], None]) -> None:
+        """Call what changes the target, while no pass is under way. However long it takes, nothing counts as hung."""
+        self._changing = True
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._worker, change)
+        finally:
+            self._changing = False
 
     async def recover(self) -> None:
         """Rebuild the target.

@@ -70,7 +70,8 @@ class Pause:
             if not isinstance(error, TimeoutError):
                 raise
             # Answers that nobody waits for any more end at once, but for the pass that they are in.
-            what, many = ("answers were under way", f" ({left} of them)") if left else ("a pass was running", "")
+            none_left = "lost answers could come back" if now() < self._back_until else "a pass was running"
+            what, many = ("answers were under way", f" ({left} of them)") if left else (none_left, "")
             raise Unavailable(
                 f"{what} still after {within_s:g} s{many}, so that nothing has changed: try again, with more time"
             ) from None

@@ -285,7 +285,12 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
             else ""
         )
         + (f", {further / _GIB:.1f} GiB of captured passes and buffers" if further else "")
-        + (f", {drafters / _GIB:.1f} GiB of hidden states for drafters (verifier.kept_feature_bytes)" if drafters else "")
+        + (
+            f", {drafters / _GIB:.1f} GiB of hidden states for drafters "
+            "(verifier.kept_feature_bytes, and what drafting keeps)"
+            if drafters
+            else ""
+        )
         + ("," if states or further or drafters else "")
         + f" in each of {config.processes if config.tensor_parallel_size > 1 else config.stages} "
         f"{'processes' if config.tensor_parallel_size > 1 else 'stages'}, {available / _GIB:.1f} GiB are free; "

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -244,17 +243,24 @@ class TransformersTarget:
         return self._earlier.load_weights(folder, read)
 
     def exchange(self, weights: NewWeights) -> None:
-        """Compute by other weights from now on; the same again is the way back. No request may hold anything here."""
+        """Compute by other weights from now on; the same again is the way back. No request may hold anything here.
+
+        Raises:
+            TargetLost: it will, once it is recovered: other processes do not.
+        """
         weights.exchange()
         served = self._config.model_path, self._files
         folder, self._files = weights.idle
         self._config, weights.idle = replace(self._config, model_path=folder), served
         self._adapters.base = Path(folder)
         self.blocks.forget_all()
-        if not self._earlier.exchange(weights):
-            # Processes that were started anew do not hold them. The next pass would fail, and answers with it.
-            with suppress(OutriderError):
-                self.recover()
+        try:
+            self._earlier.exchange(weights, self._part)
+        except TargetLost:
+            raise
+        except Exception as error:
+            # This process has exchanged its own. Whoever hears another error takes it that nothing has changed.
+            raise TargetLost(f"weights were not exchanged by all processes of the target: {error}") from error
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         # What measures passes says that a context is there which was never computed: no rows are kept then.

@@ -55,8 +55,7 @@ class NoStages:
     def load_weights(self, folder: Path, own: Callable[[str], R]) -> R:
         return own(self.files)
 
-    def exchange(self, weights: Read) -> bool:
-        return True
+    def exchange(self, weights: Read, part: ModelSlice) -> None: ...
 
     def begin(self, batch: Sequence[Rows], sought: Sought = WHOLE_ROWS) -> None: ...
 

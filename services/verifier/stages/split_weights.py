@@ -143,8 +143,12 @@ class StageWeights:
     def drop(self, number: int) -> None:
         """Forget what is held of that number; a process that could not read it holds nothing."""
         if (found := self._held.pop(number, None)) is not None:
-            # No pass waits for it.
-            threading.Thread(target=found.drop, name="dropped weights", daemon=True).start()
+            try:
+                # No pass waits for it.
+                threading.Thread(target=found.drop, name="dropped weights", daemon=True).start()
+            except RuntimeError:
+                # There is no room for a thread, and the process must go on.
+                found.drop()
         self._version.drop(number)
 
     def check(self, version: int) -> None:

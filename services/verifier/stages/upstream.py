@@ -35,6 +35,8 @@ _PATIENCE_S = 5.0
 _OF_NOISE = ""
 # Seconds in which they must answer a question that needs no computing.
 _BEAT_S = 10.0
+# And in which they must have exchanged their weights. Whoever orders it waits 60.
+_EXCHANGE_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,9 +167,11 @@ class EarlierStages(Protocol):
         """Have new weights read; as ``SplitWeights.load``."""
         ...
 
-    def exchange(self, weights: Read) -> bool:
-        """Exchange weights with those that serve, before the next pass; False: stages do not hold them, as they were started
-        anew since.
+    def exchange(self, weights: Read, part: ModelSlice) -> None:
+        """Exchange weights with those that serve, and wait until all have; no pass is under way. ``part``: as in ``join``.
+
+        Raises:
+            TargetLost: one has died or does not answer, or they do not hold them, as they were started anew since.
         """
         ...
 
@@ -295,12 +299,14 @@ class Upstream:
     def load_weights(self, folder: Path, own: Callable[[str], R]) -> R:
         return self._weights.load(folder, own)
 
-    def exchange(self, weights: Read) -> bool:
+    def exchange(self, weights: Read, part: ModelSlice) -> None:
         if (number := self._weights.number_of(weights)) is None:
-            return False
+            # They would compute by others than the verifier, under the same number.
+            self._stopped = True
+            raise TargetLost("the stages do not hold the weights, as they were started anew since these were read")
         self._orders.exchange(number)
         self._weights.version.exchange(number)
-        return True
+        self._beat(part, _EXCHANGE_S)
 
     def begin(self, batch: Sequence[Rows], sought: Sought = WHOLE_ROWS) -> None:
         self._orders.run(batch, sought, self._weights.version.now)
@@ -315,12 +321,15 @@ class Upstream:
         return made
 
     def beat(self, part: ModelSlice) -> None:
+        self._beat(part, _BEAT_S)
+
+    def _beat(self, part: ModelSlice, within_s: float) -> None:
         self._orders.beat()
         sent = self._tell()
         if not part.is_first:
-            receive_beat(self._connected, _BEAT_S)
+            receive_beat(self._connected, within_s)
         if part.shards is not None:
-            part.shards.beat(_BEAT_S)
+            part.shards.beat(within_s)
         # Each stage has passed the answer on, so it has the question.
         for order in sent:
             order.wait()
@@ -349,9 +358,9 @@ class Upstream:
     def _connected(self) -> Exchange:
         """
         Raises:
-            TargetLost: the stages were stopped.
+            TargetLost: the stages were stopped, or are to be.
         """
-        if self._exchange is None:
+        if self._exchange is None or self._stopped:
             raise TargetLost("the stages were stopped")
         return self._exchange
 
