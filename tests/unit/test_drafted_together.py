@@ -215,6 +215,9 @@ async def test_sessions_that_are_asked_alone_in_between_have_missed_nothing() ->
         if turn % 3 < 2:
             drafts = await pair.step(reports)
         else:
+            for session in pair.together._sessions.values():
+                # On a busy machine a step may have taken longer than who drafts at once may.
+                session.text_s = 0.0
             drafts = [pair.together.at_once(report) for report in reports]
             with python_form():
                 assert drafts == [await pair.reference.step(report) for report in reports]
