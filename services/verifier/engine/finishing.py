@@ -50,10 +50,8 @@ def _decided(work: PassWork, outcomes: Sequence[Outcome]) -> list[list[int]] | N
     treed, parts = work.treed, work.parts
     if treed is not None and isinstance(outcomes, TreeOutcomes) and (ending := treed.walk(outcomes)) is not None:
         assert treed.walked is not None
-        # Each of them for itself would be made of all.
-        alone = [*outcomes] if ending else []
         for number in ending:
-            _decided_alone(parts[number], alone[number])
+            _decided_alone(parts[number], outcomes[number])
             if (verdict := parts[number].verdict) is not None:
                 treed.walked.paths[number] = verdict.accepted_path
         return None

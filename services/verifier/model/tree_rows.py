@@ -69,7 +69,7 @@ class TreeRows(ColumnRows):
 
 
 class TreeOutcomes(Sequence[Outcome]):
-    """Those of entries that want the likeliest tokens, likely ids, and no more. An ``Outcome`` is made where one is read.
+    """Those of entries that want the likeliest tokens, likely ids, and no more. Each ``Outcome`` is made once one is read.
 
     Args:
         batch: after whose rows the target chooses as ``Rows`` says.
@@ -79,10 +79,11 @@ class TreeOutcomes(Sequence[Outcome]):
         top_ids: as in ``Outcome``, of each entry.
     """
 
-    __slots__ = ("_batch", "ids", "top_ids")
+    __slots__ = ("_batch", "_made", "ids", "top_ids")
 
     def __init__(self, batch: Sequence[Rows], ids: Sequence[int], top_ids: Sequence[Sequence[tuple[int, ...]]]) -> None:
         self._batch, self.ids, self.top_ids = batch, ids, top_ids
+        self._made: list[Outcome] | None = None
 
     @override
     def __len__(self) -> int:
@@ -97,17 +98,23 @@ class TreeOutcomes(Sequence[Outcome]):
     @override
     def __getitem__(self, at: int | slice) -> Outcome | Sequence[Outcome]:
         if not isinstance(at, slice) or at.step is not None:
-            return [*self][at]
+            return self._all()[at]
         first, end, _ = at.indices(len(self))
         before, own = (sum([rows.logits for rows in part]) for part in (self._batch[:first], self._batch[first:end]))
         return TreeOutcomes(self._batch[first:end], self.ids[before : before + own], self.top_ids[first:end])
 
     @override
     def __iter__(self) -> Iterator[Outcome]:
-        firsts = accumulate([rows.logits for rows in self._batch], initial=0)
-        for rows, top_ids, first in zip(self._batch, self.top_ids, firsts, strict=False):
-            choices = followed(rows, self.ids, first)[0] if rows.logits else ()
-            yield _make_outcome(choices=tuple(choices), top_ids=top_ids)
+        return iter(self._all())
+
+    def _all(self) -> list[Outcome]:
+        if self._made is None:
+            firsts = accumulate([rows.logits for rows in self._batch], initial=0)
+            self._made = []
+            for rows, top_ids, first in zip(self._batch, self.top_ids, firsts, strict=False):
+                choices = followed(rows, self.ids, first)[0] if rows.logits else ()
+                self._made.append(_make_outcome(choices=tuple(choices), top_ids=top_ids))
+        return self._made
 
 
 def followed(rows: Rows, ids: Sequence[int], first: int) -> tuple[list[int], bool]:
