@@ -50,7 +50,13 @@ def start_logging(settings: LoggingSettings, stream: TextIO | None = None) -> No
     handler.setFormatter(
         JsonLines() if settings.format == "json" else logging.Formatter("%(asctime)s %(name)s: %(message)s")
     )
+    handler.addFilter(_tells_something)
     logging.basicConfig(level=(settings.level or "error").upper(), handlers=[handler], force=True)
+
+
+def _tells_something(record: logging.LogRecord) -> bool:
+    """Whether a record is worth a line. gRPC logs a traceback wherever a client has left before its status was sent."""
+    return not (record.name == "grpc._cython.cygrpc" and "ExecuteBatchError" in record.getMessage())
 
 
 def take_over(*names: str) -> None:

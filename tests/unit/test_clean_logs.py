@@ -74,6 +74,16 @@ def test_lines_for_machines() -> None:
     assert found[2]["request_id"] == "mine" and r"valid\r\x1b[2J" in found[2]["error_text"]
 
 
+def test_a_client_that_left_is_no_error() -> None:
+    start_logging(LoggingSettings(), stream := io.StringIO())
+    grpc = logging.getLogger("grpc._cython.cygrpc")
+    grpc.error("ExecuteBatchError raised in core by servicer method [/outrider.v1.GenerationService/Generate]")
+    grpc.error("Unexpected [%s] raised by servicer method", "KeyError")
+    assert [line.partition("cygrpc: ")[2] for line in lines(stream.getvalue())] == [
+        "Unexpected [KeyError] raised by servicer method"
+    ]
+
+
 def test_handlers_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:
     """Ray's, and Python's own where there is none."""
     clean_logs()
