@@ -57,7 +57,7 @@ test-tritons: install  ## Kernels for GPUs, compiled by the Tritons of a bare GP
 	  test -x $$at/bin/python || $(BIN)/python -m venv $$at || exit 1; \
 	  $$at/bin/pip install -q --no-deps triton==$$version || exit 1; \
 	  $(BIN)/python -c "$$where" > "$$($$at/bin/python -c "$$where")/others.pth"; \
-	  $$at/bin/python -m pytest tests/unit/test_triton_compiles.py || exit 1; done
+	  $$at/bin/python -m pytest tests/unit/verifier/kernels/test_triton_compiles.py || exit 1; done
 
 simulate: install  ## The whole service on a virtual clock, 10^6 seeds by default, hours; SIMULATE="--seeds 10000 --first 1"
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.simulation $(SIMULATE)

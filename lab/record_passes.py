@@ -1,4 +1,5 @@
-"""Records what passes held and how long they took, for the test of the model of costs (tests/unit/test_recorded_passes.py).
+"""Records what passes held and how long they took, for the test of the model of costs:
+tests/unit/verifier/test_recorded_passes.py.
 
     python -m lab.record_passes OUT [--tokens 48] [--together 1 4 8 16]
 

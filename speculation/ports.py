@@ -6,7 +6,7 @@
                                                          -> DraftLink -> Drafter -> Retriever
 
 ``RouterPort`` is in ``services/api/messages.py``, with everything that users see. Implementations are in ``services`` (the
-components), ``services/links`` (in-process and gRPC) and ``tests/fakes.py``.
+components), ``services/links`` (in-process and gRPC) and ``tests/engine/fakes.py``.
 """
 
 from __future__ import annotations

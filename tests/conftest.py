@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests import left_behind, time_left
-from tests.finalizers import no_finalizers
-from tests.grouping import GroupScheduling
-from tests.room_for_calls import with_room
+from tests.running import left_behind, time_left
+from tests.running.finalizers import no_finalizers
+from tests.running.grouping import GroupScheduling
+from tests.running.room_for_calls import with_room
 
 # What command lines under test learn of tiny models is of no use to whoever runs the tests.
 os.environ.setdefault("OUTRIDER_DRAFTER__KEEP_CALIBRATION", "false")
@@ -30,7 +30,7 @@ os.environ.setdefault("OUTRIDER_VERIFIER__KEEP_LEARNT", "false")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model."""
     # It imports transformers' models. The process that hands out the tests, and those that need no model, start without.
-    from tests.tiny import make_tiny_model
+    from tests.tiny_models.tiny import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
@@ -79,7 +79,7 @@ def pytest_runtestloop(session: pytest.Session) -> object:
 def pytest_collection_finish() -> None:
     """Where some test's module has kernels for GPUs, make their interpreter quick; the others need not import it."""
     if "triton.runtime.interpreter" in sys.modules:
-        from tests.quick_interpreter import quicken
+        from tests.kernels.quick_interpreter import quicken
 
         quicken()
 

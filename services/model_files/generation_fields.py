@@ -1,7 +1,7 @@
 """Every field of generation_config.json and its treatment: honoured, harmless, or refused with a reason.
 
-The names are those of transformers' ``GenerationConfig``; tests/unit/test_generation_config.py compares them with the
-installed version. Honoured means: as in transformers' ``generate`` with one prompt, one answer and one beam.
+The names are those of transformers' ``GenerationConfig``; tests/unit/model_files/test_generation_config.py compares them
+with the installed version. Honoured means: as in transformers' ``generate`` with one prompt, one answer and one beam.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.finalizers import no_finalizers
+from tests.running.finalizers import no_finalizers
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.refusals import ROOT, SENTENCES
+from tests.running.refusals import ROOT, SENTENCES
 
 _TEST = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
 

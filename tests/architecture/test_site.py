@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab import concept_pictures
-from tests.site import ROOT, build
+from tests.running.site import ROOT, build
 
 CONFIG = (ROOT / "zensical.toml").read_text()
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

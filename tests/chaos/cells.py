@@ -146,7 +146,7 @@ async def plain_answers(model: Path) -> dict[str, tuple[int, ...]]:
     """What every stream must show, decoded without drafts in this process."""
     from services.api.config import PublicServerConfig
     from services.api.grpc.server import serve_public
-    from tests.service import pipeline
+    from tests.servers.service import pipeline
 
     async with pipeline(model) as running:
         server = await serve_public(running.router, PublicServerConfig(port=0))

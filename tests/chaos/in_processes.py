@@ -28,8 +28,8 @@ from tests.chaos.cells import OF_NETWORKS, OVERLOAD, REPLICAS, Plan, options
 from tests.chaos.lacks import TAKES
 from tests.chaos.reloads import TEXTS, Reloads
 from tests.chaos.users import STREAM_S
-from tests.component_forks import forked
-from tests.service import tiny_settings
+from tests.servers.component_forks import forked
+from tests.servers.service import tiny_settings
 
 # What was held for requests that are gone must be free within this time, sessions of a drafter that heard nothing included.
 FREE_S, SILENCE_S = 60.0, 10

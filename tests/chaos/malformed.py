@@ -29,7 +29,7 @@ import grpc.aio
 import psutil
 
 import outrider
-from tests import malformed_grpc, malformed_http
+from tests.servers import malformed_grpc, malformed_http
 
 AT_ONCE = 16
 _GOOD_EVERY = 100
@@ -114,7 +114,7 @@ class _Server:
         self.log = log
         with log.open("w") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.malformed_service", str(model)],
+                [sys.executable, "-m", "tests.servers.malformed_service", str(model)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
             )  # fmt: skip
         assert self._process.stdout is not None
@@ -172,7 +172,7 @@ async def _run(server: _Server, given: argparse.Namespace) -> bool:
 
 def main() -> None:
     """Do what the command line says; exit code 1 if anything was wrong."""
-    from tests.tiny import make_tiny_model
+    from tests.tiny_models.tiny import make_tiny_model
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1_000_000)

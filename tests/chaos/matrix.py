@@ -91,7 +91,7 @@ def _network(place: str) -> Iterator[None]:
 
 def main() -> None:
     """Do what the command line says; exit code 1 if a promise was broken."""
-    from tests.tiny import make_tiny_model
+    from tests.tiny_models.tiny import make_tiny_model
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)

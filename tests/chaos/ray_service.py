@@ -23,9 +23,9 @@ from benchmarks.soak.published_index import published_index
 from tests.chaos.cells import Plan, options
 from tests.chaos.in_processes import tiny
 from tests.chaos.reloads import TEXTS
-from tests.on_ray import Service
-from tests.ports import free_port
-from tests.service import tiny_settings
+from tests.running.ports import free_port
+from tests.servers.on_ray import Service
+from tests.servers.service import tiny_settings
 
 REPLICAS = {"router": 2, "verifier": 2, "stage": 2, "drafter": 1, "retrieval": 1}
 # How their command lines begin, or what they contain.

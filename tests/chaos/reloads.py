@@ -19,7 +19,7 @@ from services.access.key_records import hash_key, new_key
 from services.links.tls.component_files import CALLERS, name_of
 from speculation.errors import Unavailable
 from tests.chaos.cells import CHAIN, NEW_COMPONENT_CERTIFICATES
-from tests.component_certificates import tls_flags, write_certificates
+from tests.servers.component_certificates import tls_flags, write_certificates
 
 TEXTS = ("the quick brown fox jumps over the lazy dog " * 4, "()*+" * 30)
 # Keys are looked at every second, certificates every five, Redis is tried again after at most thirty.

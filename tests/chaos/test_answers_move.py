@@ -23,11 +23,11 @@ from services.router.service import RouterService
 from speculation.errors import OutriderError
 from tests.chaos.in_processes import tiny
 from tests.chaos.test_other_weights import TOKEN, Served, verifier
-from tests.kernels_here import needs_kernels
-from tests.lora import make_adapter
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.hybrids import make_hybrid
-from tests.patience import until
-from tests.service import tiny_settings
+from tests.running.patience import until
+from tests.servers.service import tiny_settings
+from tests.tiny_models.lora import make_adapter
 
 USERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "greedy": ("blend", {}),

@@ -12,14 +12,14 @@ import pytest
 from services.links.grpc_draft import GrpcDraftLink
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.loop import DecodingLoop
-from tests.drafter_process import DrafterProcess
-from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, decoding, request
-from tests.patience import PATIENCE_S, until
+from tests.drafters.drafter_process import DrafterProcess
+from tests.engine.fakes import PLAIN, RandomDrafter, ToyTarget, collect, decoding, request
+from tests.running.patience import PATIENCE_S, until
 
 _DRAFTER = """
 import asyncio
 from services.links.grpc_draft import serve_drafter
-from tests.fakes import RandomDrafter
+from tests.engine.fakes import RandomDrafter
 
 async def main():
     server, port = await serve_drafter(RandomDrafter(mood="good"), "127.0.0.1:0", "a shared secret")

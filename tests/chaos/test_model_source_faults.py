@@ -23,10 +23,10 @@ from services.verifier.engine.loop import DecodingLoop
 from speculation.messages import OpenSession, StepReport
 from speculation.ports import DraftLink
 from speculation.types import Plan, TokenTree
-from tests.fakes import PLAIN, VOCAB, RandomDrafter, ToyTarget, collect, decoding, origin, request, right_tree
-from tests.feature_sources import EAGLE3, head
-from tests.model_source import LAYERS, NAME, ModelDouble, register
-from tests.patience import PATIENCE_S, until
+from tests.drafters.feature_sources import EAGLE3, head
+from tests.drafters.model_source import LAYERS, NAME, ModelDouble, register
+from tests.engine.fakes import PLAIN, VOCAB, RandomDrafter, ToyTarget, collect, decoding, origin, request, right_tree
+from tests.running.patience import PATIENCE_S, until
 
 REQUESTS, TOKENS = 16, 60
 PLAN = Plan(strategy="test", sources=(NAME, "far"), max_nodes=6, observe_layers=LAYERS, observe_prompt=True)

@@ -31,10 +31,10 @@ from services.verifier.service import VerifierService
 from tests.chaos.cells import ASKED, options, plain_answers
 from tests.chaos.history import DONE, FAILED, TOKENS, History, violations
 from tests.chaos.in_processes import tiny
-from tests.patience import until
-from tests.service import tiny_settings
-from tests.stage_threads import launch_thread
-from tests.tiny import make_tiny_model
+from tests.engine.stage_threads import launch_thread
+from tests.running.patience import until
+from tests.servers.service import tiny_settings
+from tests.tiny_models.tiny import make_tiny_model
 
 TOKEN = "a shared secret of ours"
 # Tokens of a stream that have come when the verifier dies.

@@ -14,8 +14,8 @@ from benchmarks.soak.run import STRATEGIES, SoakConfig, SoakRun
 from benchmarks.soak.users import tenants
 from tests.chaos import planted_component
 from tests.chaos.in_processes import tiny
-from tests.component_forks import forked
-from tests.service import tiny_settings
+from tests.servers.component_forks import forked
+from tests.servers.service import tiny_settings
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(420)]
 

@@ -14,14 +14,14 @@ from services.links.grpc_draft import GrpcDraftLink
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.loop import DecodingLoop
 from speculation.types import Plan
-from tests.drafter_process import DrafterProcess
-from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, decoding, origin, request
-from tests.patience import PATIENCE_S, until
+from tests.drafters.drafter_process import DrafterProcess
+from tests.engine.fakes import PLAIN, RandomDrafter, ToyTarget, collect, decoding, origin, request
+from tests.running.patience import PATIENCE_S, until
 
 _DRAFTER = """
 import asyncio, random
 from services.links.grpc_draft import serve_drafter
-from tests.fakes import RandomDrafter
+from tests.engine.fakes import RandomDrafter
 
 class Drafter(RandomDrafter):
     async def _draft(self, session_id, max_nodes):

@@ -10,5 +10,5 @@ packages that it needs. A run goes through these modules::
     judging       what the client gave its user is what plain HTTP gives
     table         docs/clients.md
 
-A test (tests/unit/test_clients_table.py) checks that the page and the files agree; the run itself is no part of the tests.
+A test (tests/unit/sdk/test_clients_page.py) checks that the page and the files agree; the run itself is no part of the tests.
 """

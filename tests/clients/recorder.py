@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from tests.ports import free_port
+from tests.running.ports import free_port
 
 _SEED = re.compile(rb'"seed": ?(\d+)')
 _METHODS = ["GET", "POST", "DELETE"]

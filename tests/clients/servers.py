@@ -16,7 +16,7 @@ import httpx2
 
 from cluster.models.target import resolve
 from cluster.settings.config import load
-from tests.ports import free_port
+from tests.running.ports import free_port
 
 _STARTS_S = 300
 _TEMPLATE = Path(__file__).with_name("tools_template.jinja")

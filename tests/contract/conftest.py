@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.http_service import HttpService, http_served
-from tests.weight_versions import Versions, make_versions
+from tests.servers.http_service import HttpService, http_served
+from tests.tiny_models.weight_versions import Versions, make_versions
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,9 @@ import httpx2
 import pytest
 
 from outrider import Client, NotFound
-from tests.http_service import HttpService, http_served
-from tests.kernels_here import needs_kernels
-from tests.lora import make_adapter
+from tests.kernels.kernels_here import needs_kernels
+from tests.servers.http_service import HttpService, http_served
+from tests.tiny_models.lora import make_adapter
 
 pytestmark = [
     pytest.mark.xdist_group("adapters at the doors"),

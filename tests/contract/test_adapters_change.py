@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
 from speculation import limits
-from tests.http_service import HttpService, http_served
-from tests.kernels_here import needs_kernels
-from tests.lora import WEIGHTS, make_adapter
+from tests.kernels.kernels_here import needs_kernels
+from tests.servers.http_service import HttpService, http_served
+from tests.tiny_models.lora import WEIGHTS, make_adapter
 
 pytestmark = [
     pytest.mark.xdist_group("adapters come and go"),

@@ -23,8 +23,8 @@ from services.api.grpc.messages import decode_request
 from services.api.grpc.server import SERVICE
 from speculation.errors import InvalidArgument
 from tests.contract.test_public_entry import KEY, ONCE, FakeRouter, serving
-from tests.patience import PATIENCE_S, at_rest, until
-from tests.refusals import refuses
+from tests.running.patience import PATIENCE_S, at_rest, until
+from tests.running.refusals import refuses
 
 GENERATE, MODELS, FORGET = f"/{SERVICE}/Generate", f"/{SERVICE}/ListModels", f"/{SERVICE}/Forget"
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"

@@ -24,9 +24,9 @@ from services.verifier.kernels.native.library import library
 from speculation.errors import OutriderError
 from speculation.ports import VerifierPort
 from speculation.reloads import PauseMode, RunningAnswers
-from tests.patience import PATIENCE_S, until
-from tests.stage_forks import forked_stages, services_fork
-from tests.weight_versions import Answered, Between, Versions, answered, serving, wanted
+from tests.engine.stage_forks import forked_stages, services_fork
+from tests.running.patience import PATIENCE_S, until
+from tests.tiny_models.weight_versions import Answered, Between, Versions, answered, serving, wanted
 
 pytestmark = [
     pytest.mark.skipif(library() is None, reason="no native kernels here"),

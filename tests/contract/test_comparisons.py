@@ -12,7 +12,7 @@ import pytest
 import outrider
 from outrider import Client
 from tests.contract.test_openai_calls import CLIENT, post, stream
-from tests.http_service import HttpService, http_served
+from tests.servers.http_service import HttpService, http_served
 
 TEXT = "the quick brown fox jumps over the lazy dog, the quick brown fox jumps over the lazy dog, the quick brown fox"
 # Of four tokens, an answer repeats itself enough to be drafted.

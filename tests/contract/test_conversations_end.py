@@ -21,8 +21,8 @@ from services.links.open_sessions import OpenSessions
 from speculation.messages import CloseSession, Draft, DraftFailure, DraftingReply, ForgetTenant, OpenSession
 from speculation.ports import DraftLink
 from tests.contract.test_draft_links import TEXT, Recorder, in_process, opening, over_grpc, report
-from tests.fakes import RandomDrafter
-from tests.patience import PATIENCE_S, until
+from tests.engine.fakes import RandomDrafter
+from tests.running.patience import PATIENCE_S, until
 
 Connect = Callable[..., AbstractAsyncContextManager[tuple[DraftLink, Recorder]]]
 BOTH = pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])

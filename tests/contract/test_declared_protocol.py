@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from services.api.config import HttpConfig
 from services.api.http.openai.protocol.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionEvent
 from services.api.http.server import serve_http
-from tests.http_service import http_served
-from tests.service import pipeline
+from tests.servers.http_service import http_served
+from tests.servers.service import pipeline
 
 # Not whether what fits a schema is taken: rules between fields are none that a schema can say.
 CHECKS = (

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests import malformed_http
-from tests.doors import CHAT, COMPLETIONS, DOORS, MESSAGES, RESPONSES, Question, post
-from tests.http_service import HttpService
+from tests.servers import malformed_http
+from tests.servers.doors import CHAT, COMPLETIONS, DOORS, MESSAGES, RESPONSES, Question, post
+from tests.servers.http_service import HttpService
 
 FOX = ({"role": "system", "content": "quick"}, {"role": "user", "content": "the lazy fox"})
 LONG: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}

@@ -24,8 +24,8 @@ from speculation.messages import (
 )
 from speculation.ports import Drafter, DraftLink
 from speculation.prefix import EMPTY_HASH, extend_hash
-from tests.fakes import RandomDrafter
-from tests.patience import PATIENCE_S, until
+from tests.engine.fakes import RandomDrafter
+from tests.running.patience import PATIENCE_S, until
 
 Observed = list[object]
 

@@ -16,8 +16,8 @@ from cli.main import app
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.grpc.server import serve_public
-from tests.http_service import HttpService, http_served
-from tests.trained_heads import make_head, make_medusa
+from tests.servers.http_service import HttpService, http_served
+from tests.tiny_models.trained_heads import make_head, make_medusa
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "the lazy fox"}

@@ -16,8 +16,8 @@ from cluster.settings import component_configs
 from cluster.settings.config import load
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.store import IndexStore
-from tests.indexes import build_of
-from tests.service import tiny_settings
+from tests.drafters.indexes import build_of
+from tests.servers.service import tiny_settings
 
 _CAN_MOUNT = (
     shutil.which("unshare") is not None

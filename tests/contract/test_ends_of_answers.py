@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from outrider import Client
-from tests.http_service import HttpService, http_served
-from tests.tiny import make_tiny_model
+from tests.servers.http_service import HttpService, http_served
+from tests.tiny_models.tiny import make_tiny_model
 
 CLIENT = httpx2.Client(timeout=60)
 

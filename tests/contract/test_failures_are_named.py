@@ -18,7 +18,7 @@ from services.api.config import HttpConfig, PublicServerConfig
 from services.api.grpc.server import serve_public
 from services.api.http.server import serve_http
 from services.api.messages import ClientRequest, Completion, TextChunk
-from tests.scripted_router import ScriptedRouter
+from tests.servers.scripted_router import ScriptedRouter
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -18,8 +18,8 @@ from speculation.ports import Drafter, DraftLink
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.types import Features, Observation, TokenTree
 from tests.contract.test_draft_links import Recorder, in_process, over_grpc
-from tests.fakes import RandomDrafter
-from tests.patience import PATIENCE_S, until
+from tests.engine.fakes import RandomDrafter
+from tests.running.patience import PATIENCE_S, until
 
 Connect = Callable[[Drafter], AbstractAsyncContextManager[tuple[DraftLink, Recorder]]]
 BOTH = pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])

@@ -14,8 +14,8 @@ from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
 from services.drafter.service import DrafterService
 from speculation.messages import Draft, DraftFailure, OpenSession
-from tests.doors import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from tests.http_service import HttpService, http_served
+from tests.servers.doors import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from tests.servers.http_service import HttpService, http_served
 
 USER = {"role": "user", "content": "the lazy fox"}
 BODIES: dict[str, dict[str, Any]] = {

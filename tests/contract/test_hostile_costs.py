@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.attacked_server import Served, served
-from tests.hostile_costs import ATTACKS, Attack
+from tests.servers.attacked_server import Served, served
+from tests.servers.hostile_costs import ATTACKS, Attack
 
 # The same holds for the longest gap of somebody else's stream, beyond that of one that nobody disturbs: a pass with a stretch of
 # a long prompt takes longer than one without. Both are those of a machine that does nothing else (``slowed_by_others``).

@@ -19,7 +19,7 @@ from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http.server import serve_http
 from services.api.messages import ClientRequest
 from services.metrics.prometheus_sink import PrometheusSink
-from tests.scripted_router import ScriptedRouter
+from tests.servers.scripted_router import ScriptedRouter
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 FOX = [{"role": "user", "content": "fox"}]

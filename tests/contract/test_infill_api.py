@@ -13,8 +13,8 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from services.api.http.infill.protocol import InfillReply
-from tests.http_service import HttpService, http_served
-from tests.tiny import make_tiny_model
+from tests.servers.http_service import HttpService, http_served
+from tests.tiny_models.tiny import make_tiny_model
 
 CLIENT = httpx2.Client(timeout=60)
 OWN = {"seed": 5, "temperature": 1.0}

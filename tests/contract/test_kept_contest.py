@@ -17,7 +17,7 @@ from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.service import VerifierService
 from speculation.sources import STRATEGIES
 from speculation.types import Plan
-from tests.fakes import collect, origin, request
+from tests.engine.fakes import collect, origin, request
 
 BLEND = Plan(strategy="blend", sources=STRATEGIES["blend"], max_nodes=12, observe_top_k=6)
 

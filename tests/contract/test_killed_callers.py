@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from services.links.grpc_verifier import serve_verifier
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.reloads import ReloadOrder
-from tests.patience import PATIENCE_S
+from tests.running.patience import PATIENCE_S
 
 CALLER = """
 import sys, grpc

@@ -16,7 +16,7 @@ from services.router.learning.contexts import Context
 from services.router.learning.learning import Learning
 from services.router.service import RouterService
 from tests.contract.test_openai_calls import post
-from tests.http_service import HttpService, http_served
+from tests.servers.http_service import HttpService, http_served
 
 COPIED = "the quick brown fox jumps over the lazy dog, " * 12
 ASKED: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "seed": 3, "allowed_token_ids": [40, 41, 42, 43]}

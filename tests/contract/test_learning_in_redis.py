@@ -23,9 +23,9 @@ from services.router.learning.learning import Learning
 from services.router.learning.shared_counts import GIVEN_UP_S, SharedCounts
 from services.router.strategies import StrategyConfig
 from speculation.errors import ConfigurationError, Unavailable
-from tests import redis_servers
-from tests.ports import free_port
-from tests.refusals import refuses
+from tests.running.ports import free_port
+from tests.running.refusals import refuses
+from tests.servers import redis_servers
 from tests.unit.test_learning import NEW, Replaying, answer
 from tests.unit.test_rules import FACTS, REQUEST
 

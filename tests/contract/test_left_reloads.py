@@ -19,9 +19,9 @@ from services.verifier.stages import split_weights
 from services.verifier.stages.split_weights import StageWeights
 from speculation.errors import TargetLost
 from speculation.reloads import ReloadOrder
-from tests.patience import PATIENCE_S
-from tests.service import pipeline
-from tests.weight_versions import Versions, answered, wanted
+from tests.running.patience import PATIENCE_S
+from tests.servers.service import pipeline
+from tests.tiny_models.weight_versions import Versions, answered, wanted
 
 
 def flag(versions: Versions) -> str:

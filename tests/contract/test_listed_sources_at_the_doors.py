@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import outrider
 from cli.main import app
-from tests.http_service import HttpService
+from tests.servers.http_service import HttpService
 
 TEXT = "one two three one two three one two three one two"
 LISTED = ["lookahead", "prompt_lookup"]

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from services.api.http import live_status
-from tests.http_service import HttpService
+from tests.servers.http_service import HttpService
 
 
 async def test_it_grows_by_each_answer(both_entries: HttpService, monkeypatch: pytest.MonkeyPatch) -> None:

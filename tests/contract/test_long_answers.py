@@ -20,8 +20,8 @@ from services.api.http.responses import response_answer
 from services.api.http.responses.response_answer import ResponseAnswer, ResponseStream
 from services.api.http.responses.response_object import ResponseObject
 from services.api.http.server import serve_http
-from tests.patience import PATIENCE_S
-from tests.scripted_router import ScriptedRouter
+from tests.running.patience import PATIENCE_S
+from tests.servers.scripted_router import ScriptedRouter
 
 TOKENS = 2000
 TALK = [{"role": "user", "content": "x"}]

@@ -14,11 +14,11 @@ from services.router.service import RouterService
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import TargetLost
 from speculation.types import StructuredOutputs
-from tests.loop_watch import watched
-from tests.new_weights import other_weights
-from tests.patience import until
-from tests.tiny import make_tiny_model
-from tests.weight_versions import Versions, answered, serving, wanted
+from tests.running.loop_watch import watched
+from tests.running.patience import until
+from tests.tiny_models.new_weights import other_weights
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.weight_versions import Versions, answered, serving, wanted
 
 pytestmark = [pytest.mark.xdist_group("loop is free")]
 # What held everybody up took more; steps take a hundredth of it. One try in so many is not disturbed by other work.

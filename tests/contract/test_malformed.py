@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import malformed_grpc, malformed_http
 from tests.chaos.malformed import Attack
-from tests.malformed_service import all_servers
+from tests.servers import malformed_grpc, malformed_http
+from tests.servers.malformed_service import all_servers
 
 MESSAGES, SEED = 1000, 1
 

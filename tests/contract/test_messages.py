@@ -20,8 +20,8 @@ from services.api.http.messages.replies import CountReply, MessageEvent, Message
 from services.api.http.server import HttpServer, serve_http
 from services.api.messages import ChatMessage
 from speculation.errors import Unavailable
-from tests.http_service import HttpService
-from tests.scripted_router import ScriptedRouter
+from tests.servers.http_service import HttpService
+from tests.servers.scripted_router import ScriptedRouter
 
 FOX: list[Any] = [{"role": "user", "content": "fox"}]
 LOOK: Any = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {"a": {}}}}

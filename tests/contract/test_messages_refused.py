@@ -15,8 +15,8 @@ from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http.messages.replies import MessageErrorReply
 from speculation.errors import ResourceExhausted
 from tests.contract.test_messages import FOX, LOOK, post, served
-from tests.http_service import HttpService
-from tests.scripted_router import ScriptedRouter
+from tests.servers.http_service import HttpService
+from tests.servers.scripted_router import ScriptedRouter
 
 
 async def test_errors_have_anthropics_shape(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from cluster.build import in_process
 from cluster.entry.public import opened_entry
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
-from tests.service import tiny_settings
+from tests.servers.service import tiny_settings
 
 
 def counted(text: str) -> tuple[int, int, int, dict[int, int]] | None:

@@ -17,7 +17,7 @@ from services.api.http.messages.replies import MessageErrorReply
 from services.api.http.openai.protocol.service_answers import Models
 from services.model_files.folder import written_at
 from tests.contract.test_messages import served
-from tests.scripted_router import CARD, ScriptedRouter
+from tests.servers.scripted_router import CARD, ScriptedRouter
 
 RELEASED = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
 NAMES = ["scripted", "second", "third", "tuned"]

@@ -15,9 +15,9 @@ from services.drafter.sources.interfaces import DraftWanted
 from speculation.messages import Draft, FeatureChunk, ForgetTenant, Forgotten
 from speculation.types import TokenTree
 from tests.contract.test_draft_links import TEXT, in_process, opening, over_grpc, report
-from tests.drafter_sessions import row, rows
-from tests.model_source import NAME, ModelDouble, register
-from tests.patience import PATIENCE_S, until
+from tests.drafters.drafter_sessions import row, rows
+from tests.drafters.model_source import NAME, ModelDouble, register
+from tests.running.patience import PATIENCE_S, until
 
 SOURCES = ("prompt_lookup", NAME)
 

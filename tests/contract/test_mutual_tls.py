@@ -36,10 +36,10 @@ from services.links.tls.mutual import CallerTls
 from services.metrics.prometheus_sink import PrometheusSink
 from speculation.errors import ConfigurationError, Unavailable
 from speculation.messages import Draft, RetrievalQuery, Retrieved
-from tests.component_certificates import tls_flags, write_certificates
 from tests.contract.test_draft_links import Recorder, opening
-from tests.patience import PATIENCE_S
-from tests.refusals import refuses
+from tests.running.patience import PATIENCE_S
+from tests.running.refusals import refuses
+from tests.servers.component_certificates import tls_flags, write_certificates
 
 WAIT_S = PATIENCE_S
 TEXT = (1, 2, 3, 4, 1, 2, 3)

@@ -33,9 +33,9 @@ from cluster.settings.config import load
 from services.router.tokens import Tokens
 from services.verifier.engine.pause import Hold
 from speculation.errors import ConfigurationError
-from tests.patience import at_rest, until
-from tests.service import served, tiny_settings
-from tests.tiny import make_tiny_model
+from tests.running.patience import at_rest, until
+from tests.servers.service import served, tiny_settings
+from tests.tiny_models.tiny import make_tiny_model
 
 CELL = GridCell(on="process", at_once=3, kind="open", temperature=0.0, length="short")
 PLAN = RoundPlan(strategies=("blend",), seconds=0.3, lead_s=5.0, change_every_s=0.1, stretch_s=0.1)

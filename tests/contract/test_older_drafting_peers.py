@@ -18,7 +18,7 @@ from services.links.draft_forms import READ_HERE
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.internal import serve_internal
 from tests.contract.test_draft_links import Recorder, opening, report
-from tests.patience import PATIENCE_S, until
+from tests.running.patience import PATIENCE_S, until
 
 _METHOD = "/outrider.internal.v1.DraftingService/Draft"
 # As a verifier and a drafter sent them before there were columns: a session of the tokens 5, 6, 7, 5, 6, which is opened;

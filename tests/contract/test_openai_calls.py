@@ -12,9 +12,9 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 import outrider
-from tests.http_service import HttpService
-from tests.openai_types import check, events_of
-from tests.refusals import refuses
+from tests.running.refusals import refuses
+from tests.servers.http_service import HttpService
+from tests.servers.openai_types import check, events_of
 
 FOX: list[Any] = [{"role": "user", "content": "fox"}]
 LONG = {"ignore_eos": True}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.contract.test_openai_calls import CLIENT, FOX, LONG, post
-from tests.http_service import HttpService
-from tests.openai_types import check
+from tests.servers.http_service import HttpService
+from tests.servers.openai_types import check
 
 
 def test_conversations_are_rendered_as_asked(both_entries: HttpService) -> None:

@@ -15,8 +15,8 @@ from services.tool_formats.harmony import MARKS
 from services.tool_formats.marks import Marks
 from speculation.types import FinishReason
 from tests.contract.test_openai_streams import CHAT, FOX, openai_client, served
-from tests.openai_types import check, events_of
-from tests.scripted_router import ScriptedRouter
+from tests.servers.openai_types import check, events_of
+from tests.servers.scripted_router import ScriptedRouter
 from tests.unit.test_answer_text import LOOKED, WRITTEN
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.http_service import HttpService
+from tests.servers.http_service import HttpService
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 FOX: list[Any] = [{"role": "user", "content": "fox"}]

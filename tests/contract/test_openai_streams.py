@@ -23,11 +23,11 @@ from services.api.http import endpoints as http_endpoints
 from services.api.http.server import HttpServer, serve_http
 from speculation.errors import ConfigurationError, Internal, InvalidArgument, ResourceExhausted, Unavailable
 from speculation.types import SamplingDefaults
-from tests.openai_types import check, events_of
-from tests.patience import held_timeout
-from tests.ports import free_port
-from tests.refusals import refuses
-from tests.scripted_router import ScriptedRouter
+from tests.running.patience import held_timeout
+from tests.running.ports import free_port
+from tests.running.refusals import refuses
+from tests.servers.openai_types import check, events_of
+from tests.servers.scripted_router import ScriptedRouter
 
 FOX: list[Any] = [{"role": "user", "content": "fox"}]
 CHAT = "/v1/chat/completions"

@@ -12,7 +12,7 @@ import pytest
 import outrider
 from outrider import Client
 from tests.contract.test_openai_calls import CLIENT, FOX, content_of, post, stream
-from tests.http_service import HttpService
+from tests.servers.http_service import HttpService
 
 TEXTS = "the quick brown fox 東京 🙂🙃 the quick brown fox 東京 🙂🙃 the quick"
 ASKED: dict[str, Any] = {"prompt": TEXTS, "max_tokens": 60, "seed": 3, "ignore_eos": True}

@@ -19,11 +19,11 @@ from cluster.ray.resources import components
 from cluster.settings.config import Settings, load
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from speculation.errors import ConfigurationError, Unavailable
-from tests.component_certificates import tls_flags, write_certificates
-from tests.patience import PATIENCE_S, until
-from tests.ports import free_port
-from tests.refusals import refuses
-from tests.service import tiny_settings
+from tests.running.patience import PATIENCE_S, until
+from tests.running.ports import free_port
+from tests.running.refusals import refuses
+from tests.servers.component_certificates import tls_flags, write_certificates
+from tests.servers.service import tiny_settings
 
 TOKEN = "a token of sixteen"
 PROMPT = tuple([1, 2, 3, 4, 5, 6, 7, 8] * 4)

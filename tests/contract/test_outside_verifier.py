@@ -28,12 +28,12 @@ from services.links.grpc_verifier import GrpcVerifierLink
 from services.model_files.folder import known_tokenizer
 from services.verifier.service import VerifierService
 from speculation.errors import ConfigurationError, NotBegun, Unavailable
-from tests.component_certificates import tls_flags, write_certificates
-from tests.fakes import request
-from tests.patience import PATIENCE_S
-from tests.ports import free_port
-from tests.refusals import refuses
-from tests.service import tiny_settings
+from tests.engine.fakes import request
+from tests.running.patience import PATIENCE_S
+from tests.running.ports import free_port
+from tests.running.refusals import refuses
+from tests.servers.component_certificates import tls_flags, write_certificates
+from tests.servers.service import tiny_settings
 
 TOKEN = "a token of sixteen"
 PROMPT = tuple([1, 2, 3, 4, 5, 6, 7, 8] * 4)

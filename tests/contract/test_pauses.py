@@ -18,10 +18,10 @@ from services.router.service import RouterService
 from speculation.errors import Unavailable
 from speculation.ports import VerifierPort
 from speculation.reloads import PauseMode
-from tests.http_service import HttpService, http_served
-from tests.patience import at_rest, until
-from tests.service import pipeline
-from tests.weight_versions import COUNT, Answered, Between, Versions, answered, serving, wanted
+from tests.running.patience import at_rest, until
+from tests.servers.http_service import HttpService, http_served
+from tests.servers.service import pipeline
+from tests.tiny_models.weight_versions import COUNT, Answered, Between, Versions, answered, serving, wanted
 
 KEYS = {"admin": "a" * 20, "user": "u" * 20}
 QUIET_S = 0.15

@@ -23,9 +23,9 @@ from services.access.key_records import hash_key
 from services.api.config import PublicServerConfig
 from services.api.grpc.server import SERVICE, serve_public
 from speculation.errors import ConfigurationError
-from tests.patience import until
-from tests.refusals import refuses
-from tests.service import served
+from tests.running.patience import until
+from tests.running.refusals import refuses
+from tests.servers.service import served
 
 OPTIONS = {"max_tokens": 24, "ignore_eos": True}
 

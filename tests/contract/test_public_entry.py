@@ -31,9 +31,9 @@ from services.api.messages import ClientRequest, Completion, TextChunk
 from services.api.model_card import ModelCard
 from speculation import limits
 from speculation.errors import InvalidArgument
-from tests.patience import PATIENCE_S, held_pauses
-from tests.refusals import refuses
-from tests.router_stub import RouterStub
+from tests.running.patience import PATIENCE_S, held_pauses
+from tests.running.refusals import refuses
+from tests.servers.router_stub import RouterStub
 from tests.unit.test_gate import completion
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

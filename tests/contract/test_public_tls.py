@@ -20,7 +20,7 @@ from services.api.config import HttpConfig, PublicServerConfig, TlsFiles
 from services.api.grpc.server import serve_public
 from services.api.http.server import serve_http
 from services.links.tls import renewed_files
-from tests.scripted_router import ScriptedRouter
+from tests.servers.scripted_router import ScriptedRouter
 
 WAIT_S = 30
 

@@ -25,12 +25,12 @@ from services.verifier.engine.registered_models import RegisteredModels
 from speculation.errors import InvalidArgument, OutriderError
 from speculation.held_models import DrafterCard, HeldModel
 from tests.contract.test_draft_links import Recorder
-from tests.fakes import RandomDrafter
-from tests.patience import PATIENCE_S, until
-from tests.ports import free_port
-from tests.refusals import refuses
-from tests.service import tiny_settings
-from tests.trained_heads import make_head
+from tests.engine.fakes import RandomDrafter
+from tests.running.patience import PATIENCE_S, until
+from tests.running.ports import free_port
+from tests.running.refusals import refuses
+from tests.servers.service import tiny_settings
+from tests.tiny_models.trained_heads import make_head
 
 TOKEN = "a token of sixteen"
 PROMPT = tuple([1, 2, 3, 4, 5, 6, 7, 8] * 4)

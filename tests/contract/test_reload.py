@@ -14,12 +14,12 @@ from typing_extensions import override
 from speculation.errors import ConfigurationError, Unavailable
 from speculation.messages import GenerationRequest
 from speculation.reloads import ReloadOrder, RunningAnswers
-from tests.mixture import make_mixture
-from tests.new_weights import other_weights
-from tests.patience import until
-from tests.service import pipeline
-from tests.tiny import make_tiny_model
-from tests.weight_versions import (
+from tests.running.patience import until
+from tests.servers.service import pipeline
+from tests.tiny_models.mixture import make_mixture
+from tests.tiny_models.new_weights import other_weights
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.weight_versions import (
     ASKED,
     COUNT,
     LINKS,

@@ -19,10 +19,10 @@ from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http.server import serve_http
 from services.api.messages import ClientRequest, Completion, TextChunk
-from tests.http_service import HttpService, http_served
-from tests.new_weights import other_weights
-from tests.openai_types import events_of
-from tests.scripted_router import ScriptedRouter
+from tests.servers.http_service import HttpService, http_served
+from tests.servers.openai_types import events_of
+from tests.servers.scripted_router import ScriptedRouter
+from tests.tiny_models.new_weights import other_weights
 
 KEYS = {"admin": "a" * 20, "user": "u" * 20}
 PATH = "/update_weights_from_disk"

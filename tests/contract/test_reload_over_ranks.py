@@ -11,10 +11,10 @@ import pytest
 
 from speculation.reloads import RunningAnswers
 from tests.contract import test_reload, test_reloads_refused
-from tests.kernels_here import needs_kernels
-from tests.layouts import LAYOUTS, laid_out
-from tests.stage_forks import forked_stages, services_fork
-from tests.weight_versions import Versions, answered, serving, wanted
+from tests.engine.layouts import LAYOUTS, laid_out
+from tests.engine.stage_forks import forked_stages, services_fork
+from tests.kernels.kernels_here import needs_kernels
+from tests.tiny_models.weight_versions import Versions, answered, serving, wanted
 
 pytestmark = [
     needs_kernels,

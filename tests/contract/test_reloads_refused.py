@@ -20,11 +20,11 @@ from services.verifier.model import new_weights
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
 from speculation.ports import VerifierPort
 from speculation.reloads import ReloadOrder
-from tests.new_weights import DAMAGES, FILE, other_weights
-from tests.patience import until
-from tests.refusals import refuses
-from tests.service import pipeline
-from tests.weight_versions import (
+from tests.running.patience import until
+from tests.running.refusals import refuses
+from tests.servers.service import pipeline
+from tests.tiny_models.new_weights import DAMAGES, FILE, other_weights
+from tests.tiny_models.weight_versions import (
     Answered,
     Asked,
     Between,

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.http_service import HttpService
+from tests.servers.http_service import HttpService
 
 CHAT = "/v1/chat/completions"
 CLIENT = httpx2.Client(timeout=60)

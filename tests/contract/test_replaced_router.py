@@ -16,11 +16,11 @@ from cluster.process.observing import Observing
 from cluster.settings.config import Settings, load
 from services.links.channel import make_server
 from speculation.errors import ConfigurationError
-from tests.patience import PATIENCE_S
-from tests.ports import free_port
-from tests.refusals import refuses
-from tests.scripted_router import ScriptedRouter
-from tests.service import tiny_settings
+from tests.running.patience import PATIENCE_S
+from tests.running.ports import free_port
+from tests.running.refusals import refuses
+from tests.servers.scripted_router import ScriptedRouter
+from tests.servers.service import tiny_settings
 
 OURS = "ray:1/outrider"
 

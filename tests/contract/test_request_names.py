@@ -29,10 +29,10 @@ from services.links.request_names import traceparent_of
 from speculation.messages import Draft, DraftFailure, OpenSession
 from speculation.ports import DraftLink, VerifierPort
 from tests.contract.test_verifier_links import Toy
-from tests.fakes import RandomDrafter, ToyTarget, decoding, request
-from tests.patience import until
-from tests.refusals import refuses
-from tests.service import served
+from tests.engine.fakes import RandomDrafter, ToyTarget, decoding, request
+from tests.running.patience import until
+from tests.running.refusals import refuses
+from tests.servers.service import served
 
 OPTIONS = {"max_tokens": 12, "ignore_eos": True}
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

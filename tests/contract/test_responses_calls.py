@@ -10,9 +10,9 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
-from tests.http_service import HttpService, http_served
-from tests.responses import CHAT, CLIENT, LONG, PATH, assembled, chat, stream, text_of, whole, without_names
-from tests.tiny import make_tiny_model
+from tests.servers.http_service import HttpService, http_served
+from tests.servers.responses import CHAT, CLIENT, LONG, PATH, assembled, chat, stream, text_of, whole, without_names
+from tests.tiny_models.tiny import make_tiny_model
 
 FOX: list[Any] = [{"role": "user", "content": "fox"}]
 LOOK: dict[str, Any] = {

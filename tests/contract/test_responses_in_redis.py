@@ -19,12 +19,12 @@ from services.api.http.responses.responses_in_redis import COMMANDS, ResponsesIn
 from services.api.http.responses.stored_responses import StoredResponse
 from services.api.http.server import serve_http
 from speculation.errors import ConfigurationError, Unavailable
-from tests import redis_servers
 from tests.contract.test_stored_responses import ASKED
-from tests.ports import free_port
-from tests.refusals import refuses
-from tests.responses import PATH
-from tests.scripted_router import ScriptedRouter
+from tests.running.ports import free_port
+from tests.running.refusals import refuses
+from tests.servers import redis_servers
+from tests.servers.responses import PATH
+from tests.servers.scripted_router import ScriptedRouter
 
 pytestmark = pytest.mark.xdist_group("responses_in_redis")
 

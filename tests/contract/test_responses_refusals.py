@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests import malformed_http
-from tests.http_service import HttpService
-from tests.responses import CLIENT, PATH, ask
+from tests.servers import malformed_http
+from tests.servers.http_service import HttpService
+from tests.servers.responses import CLIENT, PATH, ask
 
 LOOK: dict[str, Any] = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
 CALL: dict[str, Any] = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}

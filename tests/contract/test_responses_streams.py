@@ -12,9 +12,9 @@ from services.api.config import HttpConfig, PublicServerConfig
 from services.privacy.config import Privacy
 from speculation.errors import Internal, InvalidArgument, OutriderError, ResourceExhausted
 from tests.contract.test_openai_streams import openai_client, served
-from tests.openai_types import check_response, response_events_of
-from tests.responses import CHAT, PATH, assembled, checked, without_names
-from tests.scripted_router import ScriptedRouter
+from tests.servers.openai_types import check_response, response_events_of
+from tests.servers.responses import CHAT, PATH, assembled, checked, without_names
+from tests.servers.scripted_router import ScriptedRouter
 
 LOOK: dict[str, Any] = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"a": {}}}}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'

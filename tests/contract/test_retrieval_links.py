@@ -25,11 +25,11 @@ from speculation.errors import ConfigurationError, InvalidArgument, OutriderErro
 from speculation.messages import Draft, OpenSession, RetrievalQuery, Retrieved
 from speculation.ports import Retriever
 from speculation.types import Features
-from tests.indexes import STATES, TARGET, build, encode
-from tests.patience import PATIENCE_S, until
-from tests.ports import free_port
-from tests.redis_servers import KINDS, server
-from tests.refusals import refuses
+from tests.drafters.indexes import STATES, TARGET, build, encode
+from tests.running.patience import PATIENCE_S, until
+from tests.running.ports import free_port
+from tests.running.refusals import refuses
+from tests.servers.redis_servers import KINDS, server
 
 
 def query(text: str, most: int = 8, length: int = 6) -> RetrievalQuery:

@@ -16,7 +16,7 @@ from cli.main import app
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.told_headers import told_headers
-from tests.http_service import HttpService, http_served
+from tests.servers.http_service import HttpService, http_served
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "the lazy fox"}

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.http_service import HttpService, http_served
-from tests.openai_types import events_of
+from tests.servers.http_service import HttpService, http_served
+from tests.servers.openai_types import events_of
 
 CLIENT = httpx2.Client(timeout=60)
 TEXT = "the quick brown fox jumps over the lazy dog, and before that"

@@ -12,7 +12,7 @@ from outrider import Client, InvalidArgument
 from services.api.grpc.messages import encode_events
 from services.api.messages import TextChunk
 from speculation.types import TokenLogprobs
-from tests.http_service import HttpService, http_served
+from tests.servers.http_service import HttpService, http_served
 
 
 @pytest.fixture(scope="module")

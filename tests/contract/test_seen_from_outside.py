@@ -27,10 +27,10 @@ from cluster.settings.config import Settings, load
 from services.api.http.ops_listener import serve_ops
 from services.metrics.families import FAMILIES, PREFIX
 from speculation.errors import ConfigurationError, OutriderError, Unavailable
-from tests.ports import free_port
-from tests.promtool import PROMTOOL, promtool
-from tests.refusals import refuses
-from tests.service import tiny_settings
+from tests.running.ports import free_port
+from tests.running.refusals import refuses
+from tests.servers.promtool import PROMTOOL, promtool
+from tests.servers.service import tiny_settings
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SECRET = "xylophone marmalade"

@@ -10,7 +10,7 @@ import pytest
 from cluster.models.target import ResolvedModel
 from cluster.settings.component_configs import public_name
 from outrider import Client, NotFound
-from tests.http_service import http_served
+from tests.servers.http_service import http_served
 
 CLIENT = httpx2.Client(timeout=60)
 

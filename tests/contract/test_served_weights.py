@@ -12,10 +12,10 @@ from cli.models_report import print_models
 from cluster.settings.config import load
 from outrider import Client
 from speculation.messages import ServedWeights
-from tests.http_service import http_served
-from tests.kernels_here import needs_kernels
-from tests.quantised import FORMS, ROUNDED, make_float_model, quantise
-from tests.verifier_links import in_process, over_grpc
+from tests.kernels.kernels_here import needs_kernels
+from tests.servers.http_service import http_served
+from tests.servers.verifier_links import in_process, over_grpc
+from tests.tiny_models.quantised import FORMS, ROUNDED, make_float_model, quantise
 
 pytestmark = needs_kernels
 

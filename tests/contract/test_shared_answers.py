@@ -27,11 +27,11 @@ from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
 from speculation.messages import CloseSession, Draft, ForgetTenant
 from speculation.ports import AnswerStore
-from tests.drafter_sessions import opening, report
-from tests.patience import PATIENCE_S, until
-from tests.ports import free_port
-from tests.redis_servers import server, started
-from tests.refusals import refuses
+from tests.drafters.drafter_sessions import opening, report
+from tests.running.patience import PATIENCE_S, until
+from tests.running.ports import free_port
+from tests.running.refusals import refuses
+from tests.servers.redis_servers import server, started
 
 ANSWER = (71_001, 71_002, 71_003, 71_004, 71_005)
 MARKER = array("i", ANSWER[:3]).tobytes()

@@ -22,11 +22,11 @@ from services.api.http.server import serve_http
 from services.api.sockets import check_server
 from services.links.channel import make_server
 from speculation.errors import ConfigurationError
-from tests.patience import PATIENCE_S, held_pauses, until
-from tests.ports import free_port
-from tests.refusals import refuses
-from tests.scripted_router import ScriptedRouter
-from tests.service import pipeline
+from tests.running.patience import PATIENCE_S, held_pauses, until
+from tests.running.ports import free_port
+from tests.running.refusals import refuses
+from tests.servers.scripted_router import ScriptedRouter
+from tests.servers.service import pipeline
 
 
 class Counting:

@@ -12,8 +12,8 @@ from services.api.http.event_stream import EventStream, event_bytes
 from services.api.http.openai.errors import error_body
 from speculation.errors import Unavailable
 from tests.contract.test_openai_streams import CHAT, FOX, served
-from tests.openai_types import check, events_of
-from tests.scripted_router import ScriptedRouter
+from tests.servers.openai_types import check, events_of
+from tests.servers.scripted_router import ScriptedRouter
 
 
 @pytest.mark.examples(2)

@@ -14,7 +14,7 @@ import pytest
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http import ops_listener
 from services.api.http.server import serve_http
-from tests.scripted_router import ScriptedRouter
+from tests.servers.scripted_router import ScriptedRouter
 
 WAIT_S = 30
 ARRIVES_S = 0.5

@@ -28,9 +28,9 @@ from services.router.service import RouterService
 from services.tracing.request_spans import TracedRouter, TracedVerifier
 from speculation.errors import ConfigurationError, OutriderError
 from tests.contract.test_seen_from_outside import SECRET, TRACE
-from tests.ports import free_port
-from tests.refusals import refuses
-from tests.service import pipeline, tiny_settings
+from tests.running.ports import free_port
+from tests.running.refusals import refuses
+from tests.servers.service import pipeline, tiny_settings
 
 
 def attributes(span: ReadableSpan) -> dict[str, Any]:

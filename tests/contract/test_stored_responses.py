@@ -23,10 +23,10 @@ from services.api.config import HttpConfig, PublicServerConfig, StoredResponses
 from services.api.http.responses.stored_responses import ResponsesInMemory, StoredResponse
 from services.api.http.server import HttpServer, serve_http
 from services.privacy.config import Privacy
-from tests.openai_types import check_response, response_events_of
-from tests.responses import PATH
-from tests.scripted_router import ScriptedRouter
-from tests.service import tiny_settings
+from tests.servers.openai_types import check_response, response_events_of
+from tests.servers.responses import PATH
+from tests.servers.scripted_router import ScriptedRouter
+from tests.servers.service import tiny_settings
 
 ASKED: dict[str, Any] = {"input": "fox", "max_output_tokens": 5}
 KEYS = {name: {"authorization": f"Bearer {name * 20}"} for name in "abc"}

@@ -10,8 +10,8 @@ import pytest
 
 import outrider
 from outrider import AsyncClient
-from tests.answer_forms import CHOICE, FORMS, REGEX, SCHEMA
-from tests.service import served
+from tests.servers.answer_forms import CHOICE, FORMS, REGEX, SCHEMA
+from tests.servers.service import served
 
 BAD: list[tuple[str, object]] = [
     ("structured_outputs", {}),

@@ -23,11 +23,11 @@ from speculation.errors import InvalidArgument, NotBegun, OutriderError, Unavail
 from speculation.messages import Finished, GenerationRequest, Progress, ServedWeights, VerifierCard
 from speculation.ports import VerifierPort
 from speculation.reloads import ReloadOrder
-from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
-from tests.patience import PATIENCE_S, until
-from tests.ports import free_port
-from tests.simulated import PASS_S, SimulatedBudget
-from tests.verifier_links import in_process, outside, over_grpc
+from tests.engine.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
+from tests.engine.simulated import PASS_S, SimulatedBudget
+from tests.running.patience import PATIENCE_S, until
+from tests.running.ports import free_port
+from tests.servers.verifier_links import in_process, outside, over_grpc
 
 Observed = list[object]
 

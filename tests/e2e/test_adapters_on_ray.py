@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 from outrider import AsyncClient, Client
-from tests.kernels_here import needs_kernels
-from tests.lora import WITH_ENDS, make_adapter
-from tests.on_ray import Service
-from tests.ports import free_port
-from tests.service import served
+from tests.kernels.kernels_here import needs_kernels
+from tests.running.ports import free_port
+from tests.servers.on_ray import Service
+from tests.servers.service import served
+from tests.tiny_models.lora import WITH_ENDS, make_adapter
 
 pytestmark = [
     pytest.mark.exhaustive,

@@ -16,7 +16,7 @@ import pytest
 
 from services.router.strategies import StrategyConfig, served
 from tests.e2e.conftest import Command
-from tests.processes import is_worker
+from tests.running.processes import is_worker
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.command_line import SMALL, outrider
 from tests.e2e.conftest import Command
-from tests.patience import PATIENCE_S
+from tests.running.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

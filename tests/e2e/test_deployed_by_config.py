@@ -18,8 +18,8 @@ from typing import IO, Any
 import pytest
 
 from outrider import Client, Retry
-from tests.checked_load import Load, plain_answers, wait_until
-from tests.ports import free_port
+from tests.running.ports import free_port
+from tests.servers.checked_load import Load, plain_answers, wait_until
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 

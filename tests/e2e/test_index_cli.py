@@ -11,9 +11,9 @@ import pytest
 from retrieval_index import store as store_module
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.store import IndexStore
+from tests.drafters.indexes import build
 from tests.e2e.command_line import SMALL
 from tests.e2e.conftest import Command
-from tests.indexes import build
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 

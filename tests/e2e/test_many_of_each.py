@@ -19,12 +19,12 @@ import trustme
 
 import outrider
 from outrider import Client
-from tests.checked_load import OPTIONS, Load, plain_answers, prompt, wait_until
-from tests.component_certificates import tls_flags, write_certificates
-from tests.new_weights import other_weights
-from tests.on_ray import Service
-from tests.patience import PATIENCE_S
-from tests.ports import free_port
+from tests.running.patience import PATIENCE_S
+from tests.running.ports import free_port
+from tests.servers.checked_load import OPTIONS, Load, plain_answers, prompt, wait_until
+from tests.servers.component_certificates import tls_flags, write_certificates
+from tests.servers.on_ray import Service
+from tests.tiny_models.new_weights import other_weights
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 

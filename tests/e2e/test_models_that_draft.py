@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.draft_models import draft_beside, make_broken_draft
 from tests.e2e.conftest import Command
-from tests.service import tiny_settings
-from tests.trained_heads import heads_beside, make_useless_head
+from tests.servers.service import tiny_settings
+from tests.tiny_models.draft_models import draft_beside, make_broken_draft
+from tests.tiny_models.trained_heads import heads_beside, make_useless_head
 
 
 def arguments(command: str, model: Path, folder: Path, place: str) -> tuple[str, ...]:

@@ -28,12 +28,12 @@ from cli.scraping import Reading, read
 from outrider import Client
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.store import IndexStore
-from tests.checked_load import wait_until
-from tests.indexes import build_of
-from tests.on_ray import Service
+from tests.drafters.indexes import build_of
 from tests.page import conftest as pages
 from tests.page.asking import answer_of, send, whole_answer
-from tests.ports import free_port
+from tests.running.ports import free_port
+from tests.servers.checked_load import wait_until
+from tests.servers.on_ray import Service
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 

@@ -18,9 +18,9 @@ import pytest
 from cluster.models.target import BUILT_IN, resolve
 from cluster.settings.config import load
 from outrider import Client
-from tests.checked_load import wait_until
-from tests.on_ray import Service
-from tests.ports import free_port
+from tests.running.ports import free_port
+from tests.servers.checked_load import wait_until
+from tests.servers.on_ray import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 

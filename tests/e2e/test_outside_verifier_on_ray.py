@@ -12,8 +12,8 @@ import outrider
 from cluster.models.target import ResolvedModel
 from cluster.outside.verifier import verifying
 from cluster.settings.config import load
-from tests.on_ray import Service
-from tests.service import tiny_settings
+from tests.servers.on_ray import Service
+from tests.servers.service import tiny_settings
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 

@@ -14,11 +14,11 @@ from cluster.models.target import resolve
 from cluster.settings.config import load
 from services.router.tokens import Tokens
 from speculation.types import SamplingParams
-from tests.draft_models import make_tiny_draft
 from tests.e2e.command_line import run_here
-from tests.tiny import make_tiny_model
-from tests.trained_heads import make_head, make_medusa, make_streams
-from tests.training_data import make_tiny_data
+from tests.tiny_models.draft_models import make_tiny_draft
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.trained_heads import make_head, make_medusa, make_streams
+from tests.trainings.training_data import make_tiny_data
 from training.recipe import load_recipe
 
 pytestmark = pytest.mark.exhaustive

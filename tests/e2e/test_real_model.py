@@ -15,9 +15,9 @@ from cluster.build import in_process
 from cluster.models.target import BUILT_IN, as_float32, resolve
 from cluster.settings.config import load
 from services.api.messages import ChatMessage, ClientRequest, Completion, RequestedSampling, TextChunk
-from tests.forms import make_untied, make_windowed
-from tests.mixture import make_mixture
-from tests.patience import wait_for_every_draft
+from tests.running.patience import wait_for_every_draft
+from tests.tiny_models.forms import make_untied, make_windowed
+from tests.tiny_models.mixture import make_mixture
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.alone, pytest.mark.timeout(600)]
 

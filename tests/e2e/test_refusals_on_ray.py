@@ -21,10 +21,10 @@ import psutil
 import pytest
 
 from outrider import Client
-from tests.draft_models import draft_beside, make_broken_draft
-from tests.patience import PATIENCE_S
-from tests.ports import free_port
-from tests.trained_heads import make_useless_head
+from tests.running.patience import PATIENCE_S
+from tests.running.ports import free_port
+from tests.tiny_models.draft_models import draft_beside, make_broken_draft
+from tests.tiny_models.trained_heads import make_useless_head
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 

@@ -17,7 +17,7 @@ from cluster.models.target import BUILT_IN, resolve
 from cluster.settings.config import load
 from services.api.messages import ClientRequest, RequestedSampling
 from services.model_files.weights.headers import BLOCKS_FILE
-from tests.weight_versions import Answered, answered
+from tests.tiny_models.weight_versions import Answered, answered
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.alone, pytest.mark.timeout(600)]
 

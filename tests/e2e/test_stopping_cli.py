@@ -13,9 +13,9 @@ from cli.main import main
 from cluster.models import drafters
 from services.drafter.stopping.classifier import Classifier, ClassifierCard, read_classifier
 from services.model_files.folder import model_fingerprint
-from tests.draft_models import make_tiny_draft
 from tests.e2e.conftest import Command
-from tests.tiny import make_tiny_model
+from tests.tiny_models.draft_models import make_tiny_draft
+from tests.tiny_models.tiny import make_tiny_model
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.command_line import ONE_THREAD, outrider
 from tests.e2e.conftest import Command
-from tests.patience import PATIENCE_S
+from tests.running.patience import PATIENCE_S
 from training.data_manifest import FILE, read_data_manifest
 from training.generate import UNDER_WAY
 from training.shards import read_shards

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.documented_commands import documented_commands
 from tests.e2e.command_line import ONE_THREAD, SMALL
 from tests.e2e.conftest import Command
+from tests.running.documented_commands import documented_commands
 from training.recipe import load_recipe
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]

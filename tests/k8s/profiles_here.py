@@ -16,7 +16,7 @@ import trustme
 from services.access.key_records import hash_key, new_key
 from services.links.tls.component_files import name_of
 from tests.k8s.chart import Manifest, groups, render, serve_config
-from tests.ports import free_port
+from tests.running.ports import free_port
 
 _SMALL: dict[str, Any] = {
     "settings": {

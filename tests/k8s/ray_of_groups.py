@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from tests.ports import free_port
+from tests.running.ports import free_port
 
 RAY = Path(sys.executable).parent / "ray"
 _PATIENCE_S, _ATTEMPTS = 180, 3

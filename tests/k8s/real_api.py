@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.k8s.chart import Manifest
-from tests.ports import free_port
+from tests.running.ports import free_port
 
 _MADE = Path(__file__).parents[2] / "build" / "api-server"
 _PROGRAM, _ETCD = _MADE / "api-server", _MADE / "etcd"

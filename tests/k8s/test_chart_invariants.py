@@ -15,7 +15,7 @@ from services.links.tls.component_files import name_of
 from tests.k8s.chart import Manifest, groups, needs_helm, of_kind, one, render, serve_config, settings, text
 from tests.k8s.schemas import pod_templates
 from tests.k8s.test_chart_valid import EVERYTHING
-from tests.refusals import ROOT
+from tests.running.refusals import ROOT
 
 pytestmark = needs_helm
 WORKERS = ("router", "drafting", "verifier")

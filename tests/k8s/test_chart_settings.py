@@ -19,7 +19,7 @@ from k8s.values_reference import BOUNDS, CHART, GROUPS, OWN, meanings, schema, s
 from speculation.errors import ConfigurationError
 from tests.k8s.chart import PROFILES, groups, needs_helm, one, render, serve_config, settings, text
 from tests.k8s.test_chart_valid import CASES
-from tests.refusals import refuses
+from tests.running.refusals import refuses
 
 
 @needs_helm

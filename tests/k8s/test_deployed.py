@@ -25,12 +25,12 @@ from outrider import Client, SpeculativeDecoding
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.store import IndexStore
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
-from tests.checked_load import OPTIONS, Load, prompt, wait_until
-from tests.indexes import build_of
+from tests.drafters.indexes import build_of
 from tests.k8s.chart import PROFILES, groups, needs_helm
 from tests.k8s.profiles_here import Deployable, Mounts, deployable
 from tests.k8s.ray_of_groups import Pod, RayOfGroups
-from tests.service import pipeline
+from tests.servers.checked_load import OPTIONS, Load, prompt, wait_until
+from tests.servers.service import pipeline
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600), needs_helm]
 

@@ -14,7 +14,7 @@ import pytest
 
 from services.api.http.ops_listener import serve_ops
 from tests.k8s.chart import CHART, needs_helm, one, render
-from tests.service import served
+from tests.servers.service import served
 
 SCRIPT = CHART / "files" / "ask_the_service.py"
 

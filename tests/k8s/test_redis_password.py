@@ -12,11 +12,11 @@ import redis
 
 from retrieval_index.store import IndexStore
 from speculation.errors import Unavailable
-from tests.indexes import build
+from tests.drafters.indexes import build
 from tests.k8s.chart import of_kind, render
 from tests.k8s.manifest_cases import EVERYTHING
-from tests.ports import free_port
-from tests.redis_servers import until_it_answers
+from tests.running.ports import free_port
+from tests.servers.redis_servers import until_it_answers
 
 
 def _publish_and_follow(port: int, reader: str, publisher: str, folder: Path) -> None:

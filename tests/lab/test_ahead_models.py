@@ -20,8 +20,8 @@ from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget
 from speculation.messages import OpenSession
 from speculation.types import TokenTree
-from tests.tiny import make_tiny_model
-from tests.trained_heads import make_medusa, make_streams
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.trained_heads import make_medusa, make_streams
 from tests.unit.test_streams import LAYERS, TEXT
 
 pytestmark = pytest.mark.exhaustive

@@ -18,8 +18,8 @@ from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Row
 from speculation.errors import ConfigurationError, Internal
 from speculation.sources import AUTO
 from speculation.types import SamplingParams
-from tests.recorded_worlds import VOCAB, likeliest, recordings
-from tests.refusals import refuses
+from tests.engine.recorded_worlds import VOCAB, likeliest, recordings
+from tests.running.refusals import refuses
 
 pytestmark = pytest.mark.exhaustive
 

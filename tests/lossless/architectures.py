@@ -42,10 +42,10 @@ from speculation.messages import Draft, DraftFailure
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.sources import STRATEGIES
 from speculation.types import Plan, TokenTree
-from tests.fakes import PLAIN, RandomDrafter, collect, decoding, request
+from tests.engine.fakes import PLAIN, RandomDrafter, collect, decoding, request
 from tests.lossless.models_page import NOT_MADE, Outcome, page, row
 from tests.lossless.tiny_configs import tiny_config
-from tests.tiny import make_tiny_tokenizer
+from tests.tiny_models.tiny import make_tiny_tokenizer
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 

@@ -66,7 +66,7 @@ def target_layout(request: pytest.FixtureRequest) -> Iterator[str]:
         yield name
         return
     # It imports the target, which tests of one process need not.
-    from tests.layouts import LAYOUTS, laid_out
+    from tests.engine.layouts import LAYOUTS, laid_out
 
     with laid_out(LAYOUTS[name], skips=LAID_OUT[_suite(request.module.__name__)] == SOME_REFUSED):
         yield name

@@ -1,4 +1,4 @@
-"""Which suites of tests/lossless run over ranks and stages (``tests.layouts``), and why the others do not.
+"""Which suites of tests/lossless run over ranks and stages (``tests.engine.layouts``), and why the others do not.
 
 Every test of a suite in ``LAID_OUT`` runs in one process, and exhaustively over 2 and 4 ranks and over 2 stages of 2 ranks each;
 where it has three cases and more, each of them over one of these, in turns. Plain answers are those of one process;
@@ -7,7 +7,7 @@ where it has three cases and more, each of them over one of these, in turns. Pla
 
 from __future__ import annotations
 
-# What each test runs over, by the names of ``tests.layouts``; the first in `make test`.
+# What each test runs over, by the names of ``tests.engine.layouts``; the first in `make test`.
 ONE_PROCESS = "one process"
 OTHERS = ("2 ranks", "4 ranks", "2 stages of 2 ranks")
 # Where models of some types or sizes cannot be laid out so, which their refusals say.

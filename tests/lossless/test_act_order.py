@@ -26,17 +26,17 @@ from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.service import arithmetic_of
 from speculation.sources import STRATEGIES
-from tests.fakes import PLAIN
-from tests.kernels_here import kernels_of, needs_kernels
+from tests.engine.fakes import PLAIN
+from tests.engine.stage_forks import launch_fork
+from tests.engine.virtual_ranks import ranks_of, together
+from tests.kernels.kernels_here import kernels_of, needs_kernels
 from tests.lossless.test_quantised import FILE, TEXT, logits, of
 from tests.lossless.test_quantised_mixtures import make_random_mixture
 from tests.lossless.test_strategies import ANSWER, PROMPTS, plan_of, said, verifier
 from tests.lossless.test_tensor_parallel import SIZES, config, passes
-from tests.new_weights import other_weights
-from tests.quantised import FORMS, Make, each_once, quantise
-from tests.stage_forks import launch_fork
-from tests.tiny import make_tiny_model
-from tests.virtual_ranks import ranks_of, together
+from tests.tiny_models.new_weights import other_weights
+from tests.tiny_models.quantised import FORMS, Make, each_once, quantise
+from tests.tiny_models.tiny import make_tiny_model
 
 pytestmark = needs_kernels
 

@@ -11,11 +11,11 @@ import pytest
 from services.drafter.heads.eagle.source import FeatureSource
 from services.drafter.sources.interfaces import DraftWanted
 from speculation.types import TokenTree
-from tests.assistants import make_pair
 from tests.lossless.test_structured import LETTERS
 from tests.lossless.test_where_models_draft import SAMPLING, answers, compare
-from tests.patience import PATIENCE_S
-from tests.service import pipeline
+from tests.running.patience import PATIENCE_S
+from tests.servers.service import pipeline
+from tests.tiny_models.assistants import make_pair
 
 
 @pytest.mark.examples(3)

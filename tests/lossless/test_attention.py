@@ -14,7 +14,7 @@ from services.verifier.kernels.native import attention_kernel as native_attentio
 from services.verifier.kernels.native.library import library
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
-from tests.attention_models import ARCHITECTURES, make_architecture
+from tests.tiny_models.attention_models import ARCHITECTURES, make_architecture
 
 # Beyond every window and chunk, and beyond two tiles.
 LENGTH = 140

@@ -34,8 +34,8 @@ from speculation import acceptance
 from speculation.acceptance import Accepted, StopRule
 from speculation.tree import chain
 from speculation.types import TokenTree
-from tests.patience import wait_for_every_draft
-from tests.service import tiny_settings
+from tests.running.patience import wait_for_every_draft
+from tests.servers.service import tiny_settings
 
 # One process, for the run that they share.
 pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("bench catches")]

@@ -27,8 +27,8 @@ from services.verifier.recurrence.captured_steps import CapturedSteps, SteppedPa
 from services.verifier.recurrence.order import Line
 from services.verifier.recurrence.room import room_for_accepted
 from services.verifier.recurrence.state_pool import StatePool
+from tests.kernels.triton_interpreter import hopper
 from tests.lossless.hybrids import make_hybrid
-from tests.triton_interpreter import hopper
 
 pytestmark = pytest.mark.exhaustive
 

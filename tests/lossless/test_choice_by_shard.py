@@ -23,11 +23,11 @@ from services.verifier.model.target_port import Outcome, Rows, Sampling
 from services.verifier.stages.exchange import Exchange
 from services.verifier.stages.stage_ranks import StageRanks
 from speculation.types import SamplingParams, TokenTree
+from tests.engine.stage_threads import launch_thread
+from tests.engine.virtual_ranks import Board, OnBoard, ranks_of, together
 from tests.lossless.test_ranks_of_other_types import BY_THREE, TYPES, made
 from tests.lossless.test_tensor_parallel import SIZES, config
-from tests.stage_threads import launch_thread
-from tests.tiny import make_tiny_model
-from tests.virtual_ranks import Board, OnBoard, ranks_of, together
+from tests.tiny_models.tiny import make_tiny_model
 
 _LIBRARY = library()
 pytestmark = [

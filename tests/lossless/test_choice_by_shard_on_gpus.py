@@ -23,12 +23,12 @@ from services.verifier.model.target_port import NOT_CHOSEN, Rows, Sampling
 from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import TargetLost
 from speculation.types import SamplingParams
-from tests.kernels_here import needs_kernels
+from tests.engine.virtual_ranks import Board, OnBoard
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless import test_choice_by_shard as of_ids
 from tests.lossless import test_draws_by_shard as of_draws
 from tests.lossless.test_triton_ranks import SIZES, parts_of, together
-from tests.tiny import make_tiny_model
-from tests.virtual_ranks import Board, OnBoard
+from tests.tiny_models.tiny import make_tiny_model
 
 Chosen = tuple[list[tuple[int, ...]], bool]
 PARENTS = (-1, -1, 0, 2)

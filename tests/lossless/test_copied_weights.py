@@ -23,13 +23,13 @@ from services.verifier.stages import same_weights
 from services.verifier.stages.same_weights import OwnFiles, files_told, read_as_told
 from services.verifier.stages.upstream import StageHandle, StageSpec
 from speculation.errors import ConfigurationError
-from tests.kernels_here import needs_kernels
+from tests.engine.stage_threads import launch_thread
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.test_stages import passes
 from tests.lossless.test_tensor_parallel import SIZES, config
-from tests.new_weights import FILE
-from tests.refusals import refuses
-from tests.stage_threads import launch_thread
-from tests.tiny import make_tiny_model
+from tests.running.refusals import refuses
+from tests.tiny_models.new_weights import FILE
+from tests.tiny_models.tiny import make_tiny_model
 
 pytestmark = [
     needs_kernels,

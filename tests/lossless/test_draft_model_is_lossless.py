@@ -22,12 +22,12 @@ from services.drafter.sources.interfaces import DraftWanted
 from services.drafter.stopping.lengths import Static
 from speculation.messages import OpenSession
 from speculation.types import EMPTY_TREE, Plan
-from tests.fakes import collect, request
+from tests.engine.fakes import collect, request
 from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, draft, outcomes, plain, sampled_tree
 from tests.lossless.test_enumeration import EXACT, by_rejection
 from tests.lossless.test_strategies import ANSWER, PROMPTS, plain_answers, verifier
-from tests.patience import PATIENCE_S
-from tests.tiny import make_tiny_model
+from tests.running.patience import PATIENCE_S
+from tests.tiny_models.tiny import make_tiny_model
 
 NAME = "draft_model"
 

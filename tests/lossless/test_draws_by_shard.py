@@ -20,13 +20,13 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Outcome, Rows, Sampling
 from services.verifier.stages.stage_ranks import StageRanks
 from speculation.types import SamplingParams
-from tests.choices import random_logits, random_params
+from tests.engine.choices import random_logits, random_params
+from tests.engine.stage_threads import launch_thread
+from tests.engine.virtual_ranks import Board, OnBoard
 from tests.lossless.test_choice_by_shard import bytes_sent
 from tests.lossless.test_ranks_of_other_types import BY_THREE
 from tests.lossless.test_tensor_parallel import SIZES, config
-from tests.stage_threads import launch_thread
-from tests.tiny import make_tiny_model
-from tests.virtual_ranks import Board, OnBoard
+from tests.tiny_models.tiny import make_tiny_model
 
 _LIBRARY = library()
 pytestmark = [

@@ -19,9 +19,9 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.lossless.test_stream_rows import IN_PASS, WAYS, batches, computed, computed_by, config_of, made, plain
-from tests.refusals import refuses
-from tests.tiny import make_tiny_model
-from tests.trained_heads import make_streams
+from tests.running.refusals import refuses
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.trained_heads import make_streams
 from tests.unit.test_streams import LAYERS, STREAMS, TEXT, TOP, Bare
 
 pytestmark = pytest.mark.xdist_group("early exit")

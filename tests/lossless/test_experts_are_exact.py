@@ -19,9 +19,9 @@ from services.verifier.kernels.parameters import inexact, multiplied, pack_param
 from services.verifier.model.means import pack_layers
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
-from tests.kernels_here import SETS, kernels_of
-from tests.mixture import make_mixture
-from tests.tiny import make_tiny_model
+from tests.kernels.kernels_here import SETS, kernels_of
+from tests.tiny_models.mixture import make_mixture
+from tests.tiny_models.tiny import make_tiny_model
 
 # Longer than a tile.
 LENGTH, VOCABULARY, HIDDEN = 70, 300, 64

@@ -14,13 +14,13 @@ from cluster.settings.components import VerifierSettings
 from services.verifier.loading.load_model import load_whole
 from services.verifier.model.slice import ModelSlice
 from speculation.errors import ConfigurationError
-from tests.fused_experts import make_fused
-from tests.kernels_here import needs_kernels
+from tests.engine.virtual_ranks import ranks_of, together
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.test_quantised import numbers, of
 from tests.lossless.test_quantised_mixtures import EXPERTS, same_bits
 from tests.lossless.test_tensor_parallel import config, passes
-from tests.refusals import refuses
-from tests.virtual_ranks import ranks_of, together
+from tests.running.refusals import refuses
+from tests.tiny_models.fused_experts import make_fused
 
 pytestmark = needs_kernels
 

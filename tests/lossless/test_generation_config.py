@@ -16,7 +16,7 @@ from services.model_files.generation_config import FILE, read_generation_config
 from services.router.sampling import complete_sampling
 from services.verifier.choosing.processors import build_pipeline
 from speculation.acceptance import stop_token_ids
-from tests.generation import PROMPT, VOCABULARY, card, write
+from tests.tiny_models.generation import PROMPT, VOCABULARY, card, write
 
 # Fields that work on logits, one by one and together; the model's end-of-text token is 0.
 CONFIGS: list[dict[str, Any]] = [

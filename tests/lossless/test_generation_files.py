@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from services.model_files.generation_config import read_generation_config
 from speculation.sources import SOURCES, STRATEGIES
 from speculation.types import Plan
-from tests.fakes import PLAIN, collect, request
-from tests.layouts import in_one_process
+from tests.engine.fakes import PLAIN, collect, request
+from tests.engine.layouts import in_one_process
 from tests.lossless.test_strategies import PROMPTS, answers, plan_of, said, verifier
 
 # What models' own files do to logits, by which a token's chance depends on its path or on how long the answer is.

@@ -24,11 +24,11 @@ from services.verifier.loading.load_model import load_whole
 from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
-from tests.kernels_here import needs_kernels
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.test_quantised import logits, of
-from tests.refusals import refuses
-from tests.tiny import make_tiny_model
-from tests.tiny_gguf import _add, _describe, _written
+from tests.running.refusals import refuses
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.tiny_gguf import _add, _describe, _written
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, SIZE = 256, 4, 4, 2, 64
 # Of the gated delta rule: keys and values.

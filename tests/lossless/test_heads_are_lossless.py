@@ -24,15 +24,15 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.service import VerifierService
 from speculation.types import Plan
-from tests.draft_models import make_parallel_draft
-from tests.fakes import collect, request
-from tests.feature_sources import EAGLE, known, opening
+from tests.drafters.feature_sources import EAGLE, known, opening
+from tests.engine.fakes import collect, request
 from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, outcomes, plain
 from tests.lossless.test_enumeration import EXACT, by_rejection
 from tests.lossless.test_strategies import PROMPTS, plain_answers, plan_of, verifier
-from tests.mtp_layers import alone
-from tests.tiny import make_tiny_model
-from tests.trained_heads import MODELS, STREAM_FORMS, make_blocks
+from tests.tiny_models.draft_models import make_parallel_draft
+from tests.tiny_models.mtp_layers import alone
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.trained_heads import MODELS, STREAM_FORMS, make_blocks
 
 # Answers to two of the prompts have crossed the border of a block by then.
 ANSWER = 16

@@ -25,8 +25,8 @@ from services.verifier.model.target_port import Rows
 from speculation.errors import InvalidArgument
 from speculation.messages import GenerationRequest
 from speculation.types import Features, Plan, SamplingParams
-from tests.refusals import refuses
-from tests.stage_forks import launch_fork
+from tests.engine.stage_forks import launch_fork
+from tests.running.refusals import refuses
 
 # One process, since the models are shared.
 pytestmark = pytest.mark.xdist_group("hidden states")

@@ -24,19 +24,19 @@ from speculation.messages import Progress
 from speculation.ports import DraftLink
 from speculation.sources import STRATEGIES
 from speculation.types import FinishReason, Plan
-from tests.answer_forms import FORMS
-from tests.doors import Question, over_chat, over_grpc
-from tests.draft_links import linked
-from tests.fakes import PLAIN, collect, origin, request
-from tests.http_service import http_served
+from tests.drafters.draft_links import linked
+from tests.engine.fakes import PLAIN, collect, origin, request
+from tests.engine.stage_forks import forked_stages, services_fork
 from tests.lossless.architectures import GuidedDrafter
 from tests.lossless.hybrids import KINDS, make_hybrid
 from tests.lossless.test_stages import ask, served
 from tests.lossless.test_strategies import plan_of
-from tests.patience import PATIENCE_S
-from tests.service import pipeline
-from tests.stage_forks import forked_stages, services_fork
-from tests.trained_heads import make_head, make_medusa
+from tests.running.patience import PATIENCE_S
+from tests.servers.answer_forms import FORMS
+from tests.servers.doors import Question, over_chat, over_grpc
+from tests.servers.http_service import http_served
+from tests.servers.service import pipeline
+from tests.tiny_models.trained_heads import make_head, make_medusa
 
 pytestmark = pytest.mark.xdist_group("hybrids")
 

@@ -25,9 +25,9 @@ from services.verifier.recurrence.state_pool import StatePool
 from services.verifier.service import VerifierService
 from speculation.sources import STRATEGIES
 from speculation.types import Plan
-from tests.fakes import PLAIN, collect, origin, request
+from tests.engine.fakes import PLAIN, collect, origin, request
+from tests.engine.stage_forks import launch_fork
 from tests.lossless.hybrids import KINDS, chain, close_all, make_hybrid, random_text
-from tests.stage_forks import launch_fork
 
 pytestmark = pytest.mark.xdist_group("hybrids")
 

@@ -10,11 +10,11 @@ import pytest
 from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
-from tests.attention_models import make_architecture
-from tests.kernels_here import needs_kernels
-from tests.layouts import LAYOUTS, in_one_process, laid_out
+from tests.engine.layouts import LAYOUTS, in_one_process, laid_out
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.suites import LAID_OUT, LEFT_OUT, OF_ONE_PROCESS, ONE_PROCESS, OTHERS
-from tests.refusals import refuses
+from tests.running.refusals import refuses
+from tests.tiny_models.attention_models import make_architecture
 
 _HERE = Path(__file__).parent
 

@@ -13,7 +13,7 @@ from services.links.in_process import InProcessDraftLink
 from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget
 from speculation.types import Plan, TokenLogprobs
-from tests.fakes import PLAIN, collect, decoding, request
+from tests.engine.fakes import PLAIN, collect, decoding, request
 from tests.lossless.architectures import GuidedDrafter
 from tests.lossless.hybrids import make_hybrid
 

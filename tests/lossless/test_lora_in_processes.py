@@ -15,12 +15,12 @@ import pytest
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages import upstream
 from speculation.errors import TargetLost
-from tests.kernels_here import needs_kernels
-from tests.lora import WITH_ENDS, make_adapter
+from tests.engine.stage_forks import forked_stages, launch_fork
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.test_lora_in_stages import config, passes, same
 from tests.lossless.test_tensor_parallel import SIZES
-from tests.stage_forks import forked_stages, launch_fork
-from tests.tiny import make_tiny_model
+from tests.tiny_models.lora import WITH_ENDS, make_adapter
+from tests.tiny_models.tiny import make_tiny_model
 
 pytestmark = [
     pytest.mark.exhaustive,

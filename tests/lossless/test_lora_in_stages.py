@@ -28,14 +28,14 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
 from services.verifier.stages import split_adapters
 from speculation.errors import ConfigurationError
-from tests.kernels_here import needs_kernels
-from tests.lora import CONFIG, WEIGHTS, WITH_ENDS, make_adapter, read_config, write_config
+from tests.engine.stage_threads import launch_thread, parts_noted
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless import architectures
 from tests.lossless.hybrids import make_hybrid
 from tests.lossless.test_target_is_exact import tree_around
-from tests.refusals import refuses
-from tests.stage_threads import launch_thread, parts_noted
-from tests.tiny import make_tiny_model
+from tests.running.refusals import refuses
+from tests.tiny_models.lora import CONFIG, WEIGHTS, WITH_ENDS, make_adapter, read_config, write_config
+from tests.tiny_models.tiny import make_tiny_model
 
 # One process, since the targets are shared.
 pytestmark = [

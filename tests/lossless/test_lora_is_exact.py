@@ -20,9 +20,9 @@ from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model import fused_layers
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
-from tests.layouts import in_one_process
-from tests.lora import WITH_ENDS, make_adapter
+from tests.engine.layouts import in_one_process
 from tests.lossless.test_target_is_exact import tree_around
+from tests.tiny_models.lora import WITH_ENDS, make_adapter
 
 # One process, since the targets are shared.
 pytestmark = pytest.mark.xdist_group("lora is exact")

@@ -22,15 +22,15 @@ from speculation.errors import NotBegun
 from speculation.messages import Finished, GenerationRequest, Progress
 from speculation.sources import STRATEGIES
 from speculation.types import Plan
-from tests.draft_links import linked
-from tests.draft_models import draft_beside
-from tests.fakes import PLAIN, RandomRetriever, origin, request
-from tests.kernels_here import needs_kernels
-from tests.lora import WITH_ENDS, make_adapter
+from tests.drafters.draft_links import linked
+from tests.engine.fakes import PLAIN, RandomRetriever, origin, request
+from tests.engine.stage_threads import launch_thread
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.test_strategies import plan_of
-from tests.patience import PATIENCE_S
-from tests.stage_threads import launch_thread
-from tests.trained_heads import heads_beside
+from tests.running.patience import PATIENCE_S
+from tests.tiny_models.draft_models import draft_beside
+from tests.tiny_models.lora import WITH_ENDS, make_adapter
+from tests.tiny_models.trained_heads import heads_beside
 
 pytestmark = needs_kernels
 

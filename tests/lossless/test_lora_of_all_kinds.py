@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
-from tests.kernels_here import needs_kernels
-from tests.lora import make_adapter
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.architectures import make
+from tests.tiny_models.lora import make_adapter
 
 pytestmark = needs_kernels
 

@@ -26,14 +26,14 @@ from services.verifier.model.target_port import Prefix, Rows
 from services.verifier.stages import split_adapters
 from services.verifier.stages.stage_ranks import Cut
 from speculation.errors import ConfigurationError, TargetLost
-from tests.kernels_here import needs_kernels
-from tests.lora import ALL, WITH_ENDS, make_adapter
+from tests.engine.stage_threads import parts_noted, targets_of_ranks
+from tests.engine.virtual_ranks import ranks_of, together
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless import test_tensor_parallel as parallel
 from tests.lossless.test_lora_in_stages import computed_as, config, passes, same
-from tests.refusals import refuses
-from tests.stage_threads import parts_noted, targets_of_ranks
-from tests.tiny import make_tiny_model
-from tests.virtual_ranks import ranks_of, together
+from tests.running.refusals import refuses
+from tests.tiny_models.lora import ALL, WITH_ENDS, make_adapter
+from tests.tiny_models.tiny import make_tiny_model
 
 # One process, since the targets are shared.
 pytestmark = [

@@ -15,9 +15,9 @@ from typing_extensions import override
 from services.drafter.sessions.model_group import ModelGroup
 from services.drafter.sources.interfaces import DraftWanted
 from speculation.types import Plan, TokenTree
+from tests.drafters.model_source import NAME, SPEC, ModelDouble, register
 from tests.lossless.test_strategies import PROMPTS, answers, plain_answers
-from tests.model_source import NAME, SPEC, ModelDouble, register
-from tests.patience import PATIENCE_S
+from tests.running.patience import PATIENCE_S
 
 # Of a model of two layers: both, and what the output layer reads.
 LAYERS = (0, 1, -1)

@@ -9,10 +9,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from services.model_files.mtp_layers import find_mtp
-from tests import mtp_layers as made
-from tests.layouts import in_one_process
+from tests.engine.layouts import in_one_process
 from tests.lossless.test_where_models_draft import SAMPLING, answers, compare
-from tests.service import pipeline
+from tests.servers.service import pipeline
+from tests.tiny_models import mtp_layers as made
 
 
 def without_mtp(target: Path, folder: Path) -> Path:

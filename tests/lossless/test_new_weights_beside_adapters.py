@@ -18,16 +18,16 @@ from speculation.adapters import AdapterOrder
 from speculation.errors import ConfigurationError, NotBegun, Unavailable
 from speculation.messages import GenerationRequest, Progress
 from speculation.reloads import ReloadOrder
-from tests.fakes import PLAIN
-from tests.kernels_here import needs_kernels
-from tests.layouts import Layout
-from tests.lora import WEIGHTS, WITH_ENDS, make_adapter
+from tests.engine.fakes import PLAIN
+from tests.engine.layouts import Layout
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.test_lora_is_lossless import DRAFTED, PROMPTS, SAMPLING, asked, said, verifier
 from tests.lossless.test_ranks_in_services import over
-from tests.new_weights import FILE, other_weights
-from tests.patience import PATIENCE_S
-from tests.refusals import refuses
-from tests.tiny import make_tiny_model
+from tests.running.patience import PATIENCE_S
+from tests.running.refusals import refuses
+from tests.tiny_models.lora import WEIGHTS, WITH_ENDS, make_adapter
+from tests.tiny_models.new_weights import FILE, other_weights
+from tests.tiny_models.tiny import make_tiny_model
 
 pytestmark = needs_kernels
 

@@ -26,14 +26,14 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.stages import process, same_weights, split_weights
 from services.verifier.stages.split_weights import StageWeights
 from speculation.errors import ConfigurationError, TargetLost
-from tests.kernels_here import needs_kernels
+from tests.engine.stage_forks import forked_stages, launch_fork
+from tests.engine.stage_threads import targets_of_ranks
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.test_stages import passes
 from tests.lossless.test_tensor_parallel import SIZES, config
-from tests.new_weights import FILE, other_weights
-from tests.refusals import refuses
-from tests.stage_forks import forked_stages, launch_fork
-from tests.stage_threads import targets_of_ranks
-from tests.tiny import make_tiny_model
+from tests.running.refusals import refuses
+from tests.tiny_models.new_weights import FILE, other_weights
+from tests.tiny_models.tiny import make_tiny_model
 
 pytestmark = [
     needs_kernels,

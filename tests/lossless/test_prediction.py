@@ -19,9 +19,9 @@ from services.router.strategies import StrategyConfig
 from speculation.errors import InvalidArgument
 from speculation.messages import OpenSession, StepReport
 from speculation.types import Plan
-from tests.fakes import PLAIN, collect, request
+from tests.engine.fakes import PLAIN, collect, request
 from tests.lossless.test_strategies import PROMPTS, verifier
-from tests.refusals import refuses
+from tests.running.refusals import refuses
 
 PREDICTED = Plan(strategy="blend", sources=("prediction", "suffix", "recycling"), max_nodes=16, observe_top_k=6)
 

@@ -27,14 +27,14 @@ from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.sources import SOURCES, STRATEGIES
-from tests.fakes import PLAIN
-from tests.gpt_oss import make_gpt_oss
-from tests.layouts import in_one_process
+from tests.engine.fakes import PLAIN
+from tests.engine.layouts import in_one_process
+from tests.engine.stage_forks import launch_fork
 from tests.lossless.test_stages import passes
 from tests.lossless.test_strategies import ANSWER, PROMPTS, answers, plan_of, said, verifier
-from tests.mixture import make_mixture
-from tests.quantised import FORMS, Make, each_once, make_float_model, quantise
-from tests.stage_forks import launch_fork
+from tests.tiny_models.gpt_oss import make_gpt_oss
+from tests.tiny_models.mixture import make_mixture
+from tests.tiny_models.quantised import FORMS, Make, each_once, make_float_model, quantise
 
 FILE = "model.safetensors"
 # Symmetric whole numbers with scales of 16 bits.

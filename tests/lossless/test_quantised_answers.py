@@ -10,13 +10,13 @@ import pytest
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink
-from tests.draft_links import linked
-from tests.fakes import PLAIN
-from tests.gpt_oss import make_gpt_oss
-from tests.layouts import in_one_process
+from tests.drafters.draft_links import linked
+from tests.engine.fakes import PLAIN
+from tests.engine.layouts import in_one_process
 from tests.lossless.architectures import GuidedDrafter
 from tests.lossless.test_hybrids_are_lossless import BLEND, GUIDED, PROMPTS, SAMPLING, formed, said, verifier
-from tests.quantised import FORMS, make_float_model, quantise
+from tests.tiny_models.gpt_oss import make_gpt_oss
+from tests.tiny_models.quantised import FORMS, make_float_model, quantise
 
 # Each on one link, greedily or sampled.
 SERVED = (

@@ -22,17 +22,17 @@ from services.verifier.model.new_weights import NewWeights
 from services.verifier.model.slice import ModelSlice
 from speculation.errors import ConfigurationError
 from speculation.sources import STRATEGIES
-from tests.gpt_oss import make_gpt_oss
-from tests.kernels_here import needs_kernels
+from tests.engine.virtual_ranks import ranks_of, together
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.test_quantised import KEPT_AS, of
 from tests.lossless.test_strategies import ANSWER, PROMPTS, plan_of, said, verifier
 from tests.lossless.test_tensor_parallel import MIXTURES, config, passes
-from tests.new_weights import other_weights
-from tests.quantised import FORMS, Make, each_once, quantise
-from tests.refusals import refuses
-from tests.tiny import make_tiny_model
-from tests.tiny_gguf import make_tiny_mixture_gguf
-from tests.virtual_ranks import ranks_of, together
+from tests.running.refusals import refuses
+from tests.tiny_models.gpt_oss import make_gpt_oss
+from tests.tiny_models.new_weights import other_weights
+from tests.tiny_models.quantised import FORMS, Make, each_once, quantise
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.tiny_gguf import make_tiny_mixture_gguf
 
 pytestmark = needs_kernels
 

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from services.verifier.config import TargetConfig
 from services.verifier.loading.load_model import load_layers, load_whole
 from speculation.errors import ConfigurationError
-from tests.gpt_oss import make_gpt_oss
-from tests.quantised import FORMS, Make, configure, each_once, make_float_model
-from tests.refusals import refuses
+from tests.running.refusals import refuses
+from tests.tiny_models.gpt_oss import make_gpt_oss
+from tests.tiny_models.quantised import FORMS, Make, configure, each_once, make_float_model
 
 FILE = "model.safetensors"
 Change = Callable[[dict[str, torch.Tensor]], None]

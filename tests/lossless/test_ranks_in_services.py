@@ -15,18 +15,18 @@ from services.verifier.model.target_port import Rows
 from services.verifier.service import VerifierService
 from speculation.messages import GenerationRequest, Progress
 from speculation.sources import STRATEGIES
-from tests.fakes import PLAIN
-from tests.kernels_here import needs_kernels
-from tests.layouts import LAYOUTS, ONE_PROCESS, Layout
+from tests.engine.fakes import PLAIN
+from tests.engine.layouts import LAYOUTS, ONE_PROCESS, Layout
+from tests.engine.stage_threads import launch_thread
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless import test_words
 from tests.lossless.suites import OTHERS
 from tests.lossless.test_lora_is_lossless import DRAFTED, PROMPTS, SAMPLING, asked, said, verifier
 from tests.lossless.test_strategies import plan_of
 from tests.lossless.test_structured import answers
 from tests.lossless.test_tensor_parallel import config
-from tests.patience import PATIENCE_S
-from tests.stage_threads import launch_thread
-from tests.trained_heads import heads_beside
+from tests.running.patience import PATIENCE_S
+from tests.tiny_models.trained_heads import heads_beside
 
 pytestmark = needs_kernels
 

@@ -13,10 +13,10 @@ from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.loading import cut_layers
 from services.verifier.model.slice import ModelSlice
 from speculation.errors import ConfigurationError
-from tests.kernels_here import needs_kernels
+from tests.engine.virtual_ranks import ranks_of, together
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.test_tensor_parallel import KINDS, MIXTURES, SIZES, config, passes
-from tests.refusals import refuses
-from tests.virtual_ranks import ranks_of, together
+from tests.running.refusals import refuses
 
 pytestmark = [
     needs_kernels,

@@ -17,10 +17,10 @@ from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix
+from tests.kernels.triton_interpreter import hopper
 from tests.lossless.test_rounded_on_gpus import SMALL, row_kernels, rows
 from tests.lossless.test_triton_ranks import SIZES, means, parts_of, passes, together
-from tests.tiny import make_tiny_model
-from tests.triton_interpreter import hopper
+from tests.tiny_models.tiny import make_tiny_model
 
 pytestmark = pytest.mark.exhaustive
 

@@ -18,9 +18,9 @@ from services.verifier.config import TargetConfig
 from speculation.errors import NotBegun
 from tests.chaos.cells import ASKED
 from tests.chaos.test_other_weights import Both, broken_off, two_verifiers
-from tests.fakes import PLAIN
-from tests.kernels_here import needs_kernels
-from tests.layouts import Layout
+from tests.engine.fakes import PLAIN
+from tests.engine.layouts import Layout
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless import test_ranks_in_services as services
 from tests.lossless.test_lora_is_lossless import DRAFTED, PROMPTS, SAMPLING, asked, said, verifier
 

@@ -17,13 +17,13 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
 from services.verifier.service import arithmetic_of
 from speculation.errors import ConfigurationError
-from tests.attention_models import ARCHITECTURES, make_architecture
-from tests.kernels_here import needs_kernels
+from tests.engine.stage_threads import launch_thread
+from tests.engine.virtual_ranks import ranks_of, together
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.test_tensor_parallel import SIZES, config, passes
-from tests.refusals import refuses
-from tests.stage_threads import launch_thread
-from tests.tiny import make_tiny_model
-from tests.virtual_ranks import ranks_of, together
+from tests.running.refusals import refuses
+from tests.tiny_models.attention_models import ARCHITECTURES, make_architecture
+from tests.tiny_models.tiny import make_tiny_model
 
 pytestmark = [
     needs_kernels,

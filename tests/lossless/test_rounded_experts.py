@@ -28,15 +28,15 @@ from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from speculation.sources import STRATEGIES
-from tests.fakes import PLAIN
-from tests.kernels_here import needs_kernels
+from tests.engine.fakes import PLAIN
+from tests.engine.virtual_ranks import ranks_of, together
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless import test_tensor_parallel as parallel
 from tests.lossless.test_quantised_mixtures import make_random_mixture
 from tests.lossless.test_rounded_inputs import FILE, TEXT, of
 from tests.lossless.test_strategies import plan_of, said, verifier
-from tests.quantised import ROUNDED, quantise
-from tests.refusals import refuses
-from tests.virtual_ranks import ranks_of, together
+from tests.running.refusals import refuses
+from tests.tiny_models.quantised import ROUNDED, quantise
 
 FORMS = ("w8a8_halves", "w8a8_zeros", "fp8_stored", "fp8_block", "nvfp4", "mxfp4", "mxfp8", "w4afp8")
 STORED = ("input_scale", "input_global_scale")

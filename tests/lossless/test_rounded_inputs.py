@@ -32,17 +32,17 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
 from speculation.errors import ConfigurationError
 from speculation.sources import SOURCES, STRATEGIES
-from tests.fakes import PLAIN
-from tests.layouts import in_one_process
-from tests.lora import make_adapter
+from tests.engine.fakes import PLAIN
+from tests.engine.layouts import in_one_process
+from tests.engine.stage_forks import launch_fork
+from tests.engine.virtual_ranks import ranks_of, together
 from tests.lossless import test_tensor_parallel as parallel
 from tests.lossless.test_lora_over_ranks import check
 from tests.lossless.test_stages import passes
 from tests.lossless.test_strategies import plan_of, said, verifier
-from tests.quantised import EACH_ROW, FP8, MX, NVFP4, ROUNDED, compressed, configure, make_float_model, quantise
-from tests.refusals import refuses
-from tests.stage_forks import launch_fork
-from tests.virtual_ranks import ranks_of, together
+from tests.running.refusals import refuses
+from tests.tiny_models.lora import make_adapter
+from tests.tiny_models.quantised import EACH_ROW, FP8, MX, NVFP4, ROUNDED, compressed, configure, make_float_model, quantise
 
 FILE = "model.safetensors"
 TEXT = torch.arange(5, 45)[None]

@@ -21,9 +21,9 @@ from services.verifier.loading.load_model import load_whole
 from services.verifier.model.means import TargetMeans
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
+from tests.kernels.triton_interpreter import hopper
 from tests.lossless.test_triton_ranks import SIZES, parts_of, passes, together
-from tests.quantised import ROUNDED, make_float_model, quantise
-from tests.triton_interpreter import hopper
+from tests.tiny_models.quantised import ROUNDED, make_float_model, quantise
 
 pytestmark = pytest.mark.exhaustive
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.draft_models import make_sharing_draft
 from tests.lossless.test_where_models_draft import SAMPLING, answers, compare
-from tests.service import pipeline
-from tests.tiny import make_tiny_model
+from tests.servers.service import pipeline
+from tests.tiny_models.draft_models import make_sharing_draft
+from tests.tiny_models.tiny import make_tiny_model
 
 
 @pytest.mark.examples(2)

@@ -24,7 +24,7 @@ from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from tests.lossless.architectures import stages
 from tests.lossless.hybrids import make_hybrid
-from tests.refusals import refuses
+from tests.running.refusals import refuses
 
 pytestmark = pytest.mark.xdist_group("hybrids")
 

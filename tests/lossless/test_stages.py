@@ -32,12 +32,12 @@ from services.verifier.stages.orders import Op, Orders, read_orders
 from services.verifier.stages.process import spec_from_json, spec_to_json
 from services.verifier.stages.upstream import StageSpec
 from speculation.errors import ConfigurationError, Internal, TargetLost
+from tests.engine.stage_forks import forked_stages, launch_fork, services_fork
 from tests.lossless.architectures import make
-from tests.refusals import refuses
-from tests.service import pipeline
-from tests.stage_forks import forked_stages, launch_fork, services_fork
-from tests.tiny import make_tiny_model
-from tests.tiny_gguf import ALIKE, Q4_K_M, WIDE, make_tiny_gguf
+from tests.running.refusals import refuses
+from tests.servers.service import pipeline
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.tiny_gguf import ALIKE, Q4_K_M, WIDE, make_tiny_gguf
 
 # One process, for the stages that they share.
 pytestmark = pytest.mark.xdist_group("stages")

@@ -23,11 +23,11 @@ from services.verifier.model.target_port import Rows
 from services.verifier.stages import exchange, upstream, ways
 from services.verifier.stages.ways import GLOO, NCCL, device_of_process, way_of
 from speculation.errors import ConfigurationError, Internal, TargetLost
+from tests.engine.stage_forks import forked_stages
+from tests.engine.threaded_group import ThreadedGroup, as_nccl, launch_as_nccl
 from tests.lossless.test_stages import passes
-from tests.refusals import refuses
-from tests.stage_forks import forked_stages
-from tests.threaded_group import ThreadedGroup, as_nccl, launch_as_nccl
-from tests.tiny import make_tiny_model
+from tests.running.refusals import refuses
+from tests.tiny_models.tiny import make_tiny_model
 
 pytestmark = pytest.mark.xdist_group("stages")
 

@@ -28,7 +28,7 @@ from services.verifier.recurrence.state_pool import StatePool
 from services.verifier.recurrence.walks import FROM_STATE
 from speculation.errors import ConfigurationError, Internal
 from tests.lossless.hybrids import DECAYING, KINDS, chain, close_all, make_hybrid, plainly, random_text
-from tests.refusals import refuses
+from tests.running.refusals import refuses
 
 pytestmark = pytest.mark.xdist_group("hybrids")
 

@@ -28,13 +28,13 @@ from services.verifier.kernels.native.library import library
 from services.verifier.service import VerifierService
 from speculation.sources import SOURCES, STRATEGIES, WHERE_TRAINED, kind_of, source_of
 from speculation.types import Plan
-from tests.draft_links import linked
-from tests.draft_models import draft_beside
-from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, request
-from tests.layouts import in_one_process
+from tests.drafters.draft_links import linked
+from tests.engine.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, request
+from tests.engine.layouts import in_one_process
 from tests.lossless.suites import ONE_PROCESS
-from tests.mixture import make_mixture
-from tests.trained_heads import LAYERS, STREAM_FORMS, heads_beside
+from tests.tiny_models.draft_models import draft_beside
+from tests.tiny_models.mixture import make_mixture
+from tests.tiny_models.trained_heads import LAYERS, STREAM_FORMS, heads_beside
 
 # Answers to the second and the third one cross the border of a block, after four tokens and after seven.
 PROMPTS = [

@@ -28,10 +28,10 @@ from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import OpenSession
 from speculation.types import Features
-from tests.refusals import refuses
-from tests.stage_forks import launch_fork
-from tests.tiny import make_tiny_model
-from tests.trained_heads import make_streams
+from tests.engine.stage_forks import launch_fork
+from tests.running.refusals import refuses
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.trained_heads import make_streams
 from tests.unit.test_streams import LAYERS, STREAMS, TEXT, TOP, Bare, expected
 
 pytestmark = pytest.mark.xdist_group("stream rows")

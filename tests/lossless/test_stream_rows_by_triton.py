@@ -21,9 +21,9 @@ from services.verifier.model import target as target_module
 from services.verifier.model.means import TargetMeans
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
-from tests.tiny import make_tiny_model
-from tests.trained_heads import make_streams
-from tests.triton_interpreter import hopper
+from tests.kernels.triton_interpreter import hopper
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.trained_heads import make_streams
 
 IN_PASS = (2, 3)
 

@@ -18,15 +18,15 @@ from speculation.errors import Internal
 from speculation.messages import GenerationRequest, Progress
 from speculation.sources import SOURCES, STRATEGIES
 from speculation.types import FinishReason, Plan, StructuredOutputs
-from tests.answer_forms import FORMS
-from tests.draft_models import make_parallel_draft
-from tests.fakes import PLAIN, collect, request
+from tests.engine.fakes import PLAIN, collect, request
 from tests.lossless import test_strategies
 from tests.lossless.test_heads_are_lossless import ANSWER, patient
 from tests.lossless.test_strategies import plan_of, verifier
-from tests.mtp_layers import alone
-from tests.patience import PATIENCE_S
-from tests.trained_heads import BLOCK_KINDS, MODELS, make_blocks
+from tests.running.patience import PATIENCE_S
+from tests.servers.answer_forms import FORMS
+from tests.tiny_models.draft_models import make_parallel_draft
+from tests.tiny_models.mtp_layers import alone
+from tests.tiny_models.trained_heads import BLOCK_KINDS, MODELS, make_blocks
 
 PROMPTS = {
     "json": [5, 6, 7, 8, 9, 5, 6, 7],

@@ -20,8 +20,8 @@ from speculation.acceptance import StopRule
 from speculation.errors import Internal
 from speculation.rejection import Distribution
 from speculation.types import SamplingParams, TokenTree
-from tests.answer_forms import grammar_state, letters
 from tests.lossless.enumeration import Oracle, Output, distance, outcomes, sampled_tree, tree_of, trials
+from tests.servers.answer_forms import grammar_state, letters
 
 TOKENS = ("a", "b", "ab", "c")
 TOKENIZER, END = letters(*TOKENS)

@@ -18,10 +18,10 @@ from services.verifier.model import fused_layers
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
-from tests.kernels_here import SETS, kernels_of
-from tests.layouts import in_one_process
-from tests.refusals import refuses
-from tests.tiny import make_tiny_model
+from tests.engine.layouts import in_one_process
+from tests.kernels.kernels_here import SETS, kernels_of
+from tests.running.refusals import refuses
+from tests.tiny_models.tiny import make_tiny_model
 
 # One process, since targets and plain decoding are shared, and so that the last test sees what the others gave back.
 pytestmark = pytest.mark.xdist_group("target is exact")

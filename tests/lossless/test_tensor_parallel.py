@@ -50,14 +50,14 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import ConfigurationError, TargetLost
-from tests.kernels_here import needs_kernels
+from tests.engine.stage_forks import forked_stages, launch_fork, services_fork
+from tests.engine.virtual_ranks import ranks_of, together
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless import test_stages as whole_target
-from tests.refusals import refuses
-from tests.service import pipeline
-from tests.stage_forks import forked_stages, launch_fork, services_fork
-from tests.tiny import make_tiny_model
-from tests.tiny_gguf import Q4_K_M, WIDE, make_tiny_gguf
-from tests.virtual_ranks import ranks_of, together
+from tests.running.refusals import refuses
+from tests.servers.service import pipeline
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.tiny_gguf import Q4_K_M, WIDE, make_tiny_gguf
 
 pytestmark = [
     needs_kernels,

@@ -22,8 +22,8 @@ from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from tests.lossless.hybrids import make_hybrid
-from tests.new_weights import other_weights
-from tests.weight_versions import as_halves
+from tests.tiny_models.new_weights import other_weights
+from tests.tiny_models.weight_versions import as_halves
 
 pytestmark = pytest.mark.xdist_group("hybrids")
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.lossless.test_heads_are_lossless import ANSWER, drafted
 from tests.lossless.test_strategies import plain_answers, plan_of, verifier
-from tests.recipe_runs import exported, smoke_run
-from tests.tiny import make_tiny_model
-from tests.training_data import make_tiny_data, open_tiny
+from tests.tiny_models.tiny import make_tiny_model
+from tests.trainings.recipe_runs import exported, smoke_run
+from tests.trainings.training_data import make_tiny_data, open_tiny
 from training.recipe import load_recipe
 
 pytestmark = pytest.mark.exhaustive

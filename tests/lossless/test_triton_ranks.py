@@ -30,9 +30,9 @@ from services.verifier.model.means import TargetMeans
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.stage_ranks import StageRanks
-from tests.tiny import make_tiny_model
-from tests.triton_interpreter import hopper
-from tests.virtual_ranks import Board, OnBoard
+from tests.engine.virtual_ranks import Board, OnBoard
+from tests.kernels.triton_interpreter import hopper
+from tests.tiny_models.tiny import make_tiny_model
 
 pytestmark = pytest.mark.exhaustive
 

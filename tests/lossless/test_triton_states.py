@@ -27,9 +27,9 @@ from services.verifier.recurrence import walks
 from services.verifier.recurrence.state_pool import StatePool
 from services.verifier.recurrence.walks import HERE, Walked, WalkStep
 from speculation.errors import ConfigurationError
+from tests.kernels.triton_interpreter import hopper
 from tests.lossless.hybrids import chain, close_all, make_hybrid, plainly, random_text
-from tests.refusals import refuses
-from tests.triton_interpreter import hopper
+from tests.running.refusals import refuses
 
 pytestmark = pytest.mark.exhaustive
 

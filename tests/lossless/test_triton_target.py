@@ -29,8 +29,8 @@ from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.means import TargetMeans
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
-from tests.tiny import make_tiny_model, make_tiny_tokenizer
-from tests.triton_interpreter import hopper
+from tests.kernels.triton_interpreter import hopper
+from tests.tiny_models.tiny import make_tiny_model, make_tiny_tokenizer
 
 LENGTH = 70
 

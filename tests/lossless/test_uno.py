@@ -18,11 +18,11 @@ from services.verifier.model import fused_layers
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
 from speculation.errors import ConfigurationError
-from tests.kernels_here import needs_kernels
-from tests.lora import WEIGHTS, make_adapter
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.hybrids import make_hybrid
-from tests.refusals import refuses
-from tests.tiny import make_tiny_model
+from tests.running.refusals import refuses
+from tests.tiny_models.lora import WEIGHTS, make_adapter
+from tests.tiny_models.tiny import make_tiny_model
 
 pytestmark = [
     needs_kernels,

@@ -16,14 +16,14 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.orders import Orders
 from speculation.errors import ConfigurationError
-from tests.kernels_here import needs_kernels
-from tests.lora import ALL, CONFIG, make_adapter, read_config, write_config
+from tests.engine.stage_threads import parts_noted, targets_of_ranks
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless import test_tensor_parallel as parallel
 from tests.lossless.test_lora_in_stages import config
 from tests.lossless.test_uno import NODES, begun, computed, last_pass
-from tests.refusals import refuses
-from tests.stage_threads import parts_noted, targets_of_ranks
-from tests.tiny import make_tiny_model
+from tests.running.refusals import refuses
+from tests.tiny_models.lora import ALL, CONFIG, make_adapter, read_config, write_config
+from tests.tiny_models.tiny import make_tiny_model
 
 pytestmark = [
     needs_kernels,

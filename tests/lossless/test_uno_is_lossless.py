@@ -19,14 +19,14 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.service import VerifierService
 from speculation.types import Plan
-from tests.draft_links import linked
-from tests.fakes import PLAIN, collect, origin, request
-from tests.kernels_here import needs_kernels
-from tests.lora import ALL, make_adapter
+from tests.drafters.draft_links import linked
+from tests.engine.fakes import PLAIN, collect, origin, request
+from tests.engine.stage_forks import launch_fork
+from tests.kernels.kernels_here import needs_kernels
 from tests.lossless.test_strategies import PROMPTS
 from tests.lossless.test_tensor_parallel import SIZES
-from tests.stage_forks import launch_fork
-from tests.tiny import make_tiny_model
+from tests.tiny_models.lora import ALL, make_adapter
+from tests.tiny_models.tiny import make_tiny_model
 
 pytestmark = [
     needs_kernels,

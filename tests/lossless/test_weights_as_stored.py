@@ -26,10 +26,10 @@ from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
-from tests.kernels_here import SETS, all_here, kernels_of
-from tests.refusals import refuses
-from tests.tiny import make_tiny_model
-from tests.tiny_gguf import ALIKE, DRAWN, FEW_BITS, Q4_K_M, WIDE, make_tiny_gguf
+from tests.kernels.kernels_here import SETS, all_here, kernels_of
+from tests.running.refusals import refuses
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.tiny_gguf import ALIKE, DRAWN, FEW_BITS, Q4_K_M, WIDE, make_tiny_gguf
 
 MIXED = {
     "attn_norm": "F32",

@@ -12,13 +12,13 @@ import pytest
 from cluster.build import Pipeline
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from speculation.errors import ConfigurationError
-from tests import trained_heads
-from tests.draft_models import draft_beside
-from tests.layouts import in_one_process
-from tests.refusals import refuses
-from tests.service import pipeline
-from tests.tiny import make_tiny_model
-from tests.trained_heads import heads_beside
+from tests.engine.layouts import in_one_process
+from tests.running.refusals import refuses
+from tests.servers.service import pipeline
+from tests.tiny_models import trained_heads
+from tests.tiny_models.draft_models import draft_beside
+from tests.tiny_models.tiny import make_tiny_model
+from tests.tiny_models.trained_heads import heads_beside
 
 PROMPTS: tuple[tuple[int, ...], ...] = ((5, 6, 7, 8, 9, 5, 6, 7), (40, 41, 42) * 20, tuple(range(100, 160)), (17,))
 SAMPLING: tuple[Mapping[str, Any], ...] = ({}, {"temperature": 0.8, "seed": 7})

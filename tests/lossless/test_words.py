@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from services.verifier.service import VerifierService
 from speculation.sources import STRATEGIES
 from speculation.types import Plan, StructuredOutputs
-from tests.fakes import PLAIN, collect, request
+from tests.engine.fakes import PLAIN, collect, request
 from tests.lossless.test_strategies import plan_of, verifier
 
 PROMPT = [5, 6, 7, 8, 9] * 4

@@ -14,7 +14,7 @@ from typing import Any
 from services.api.config import HttpConfig
 from services.api.http.server import HttpServer, serve_http
 from services.api.messages import RouterPort
-from tests.patience import end_thread
+from tests.running.patience import end_thread
 
 
 def ask(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.http_service import HttpService, http_served
 from tests.page.asking import scripted_service
+from tests.servers.http_service import HttpService, http_served
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 

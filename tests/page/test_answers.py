@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.http_service import HttpService
 from tests.page.asking import answer_of, ask, kinds, saved, whole_answer
 from tests.page.conftest import Open
+from tests.servers.http_service import HttpService
 
 pytestmark = [pytest.mark.xdist_group("page")]
 

@@ -13,7 +13,7 @@ from services.api.config import HttpConfig
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.operations import OPERATIONS
 from tests.page.conftest import Open, Serve
-from tests.scripted_router import ScriptedRouter
+from tests.servers.scripted_router import ScriptedRouter
 
 pytestmark = [pytest.mark.xdist_group("page")]
 

@@ -17,9 +17,9 @@ from benchmarks.bench.results import TRACES, write_traces
 from benchmarks.peers.peer_outrider import Peer
 from services.api.http.page import PAGE
 from services.router.tokens import Tokens
-from tests.http_service import HttpService
 from tests.page.asking import answer_of, ask, kinds, saved
 from tests.page.conftest import Open
+from tests.servers.http_service import HttpService
 
 pytestmark = [pytest.mark.xdist_group("page")]
 

@@ -16,7 +16,7 @@ from speculation.errors import Unavailable
 from speculation.messages import DecodingCounts, ServiceState, VerifierCard
 from tests.page.asking import answer_of, ask, scripted_service, send
 from tests.page.conftest import Complaints, Open, Serve
-from tests.scripted_router import ScriptedRouter
+from tests.servers.scripted_router import ScriptedRouter
 
 pytestmark = [pytest.mark.xdist_group("page")]
 

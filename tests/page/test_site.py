@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.page.conftest import Open
-from tests.site import build
+from tests.running.site import build
 
 # Pages that are open at a time. Each is waited for until it has asked for nothing for half a second.
 _AT_ONCE = 4

@@ -14,9 +14,9 @@ from typing_extensions import override
 from services.router.tokens import Tokens
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from speculation.types import StructuredOutputs
-from tests.indexes import build
+from tests.drafters.indexes import build
 from tests.simulation.law import EOS, LETTERS
-from tests.tiny import make_tiny_tokenizer
+from tests.tiny_models.tiny import make_tiny_tokenizer
 
 # Forms of answers, small ones, whose tokens are not those that the law likes best.
 GRAMMARS = (

@@ -40,7 +40,7 @@ from speculation.budget import Budget, FixedBudget
 from speculation.errors import OutriderError
 from speculation.messages import ServedWeights
 from speculation.ports import Drafter, VerifierLink
-from tests.simulated import SimulatedBudget
+from tests.engine.simulated import SimulatedBudget
 from tests.simulation.assets import SharedGrammars, assets
 from tests.simulation.drafters import HostileDrafter, KnowingDrafter
 from tests.simulation.drafting_thread import SimulatedThread

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model, unless a module has a target of its own."""
-    from tests.tiny import make_tiny_model
+    from tests.tiny_models.tiny import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("target"))
 
@@ -25,7 +25,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DataManifest]:
     """Folder and manifest of training data of that target."""
-    from tests.training_data import make_tiny_data
+    from tests.trainings.training_data import make_tiny_data
 
     folder = tmp_path_factory.mktemp("data") / "shards"
     return folder, make_tiny_data(target, folder)
@@ -38,7 +38,7 @@ INNER_LAYERS = (0, 1, 2)
 @pytest.fixture(scope="session")
 def deep_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model of four layers."""
-    from tests.tiny import make_tiny_model
+    from tests.tiny_models.tiny import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("deep"), num_hidden_layers=4)
 
@@ -46,7 +46,7 @@ def deep_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def deep_data(deep_target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DataManifest]:
     """Folder and manifest of training data of that target, with states of its inner layers."""
-    from tests.training_data import make_tiny_data
+    from tests.trainings.training_data import make_tiny_data
 
     folder = tmp_path_factory.mktemp("deep_data") / "shards"
     return folder, make_tiny_data(deep_target, folder, layers=(*INNER_LAYERS, -1))

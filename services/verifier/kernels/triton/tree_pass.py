@@ -241,7 +241,7 @@ class TritonPass:
         of_query, of_key, eps, rounded = norms or (queries, queries, 0.0, False)
         if norms is not None and product.parts:
             # A norm's sum must run in one order for any number of rows, but Triton spreads lanes over threads in other ways
-            # where it reads parts (tests/compiled_launches.py).
+            # where it reads parts (tests/kernels/compiled_launches.py).
             product = Product(product.added(queries.dtype))
         rotate_write[(rows, call.heads + call.kv_heads)](
             product.numbers, product.some_bias, cosine, sine, of_query, of_key, queries, keys, values, *scales,

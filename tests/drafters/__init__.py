@@ -1,0 +1,1 @@
+"""Drafters, their sessions and links, as tests make them."""

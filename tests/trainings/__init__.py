@@ -1,0 +1,1 @@
+"""Short trainings on tiny targets."""

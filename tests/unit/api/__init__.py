@@ -1,0 +1,1 @@
+"""The doors and what passes them."""

@@ -1,0 +1,83 @@
+"""Millions of token ids are not looked at one by one where that would hold up everybody else's answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.datastructures import Headers
+
+from outrider.v1 import generation_pb2 as pb
+from services.access.gate import Gate
+from services.access.key_ring import KeyRing
+from services.api.grpc.messages import decode_request
+from services.api.http.json_body import parse_object, read_body
+from services.api.http.openai.completion_request import read_completion
+from services.api.http.openai.errors import Refused
+from services.api.messages import ClientRequest, RequestedSampling
+from services.router.tokens import Tokens, length_of
+from speculation import limits
+from speculation.errors import PromptTooLong
+from tests.running.refusals import refuses
+
+
+class Unread(tuple[int, ...]):
+    """Token ids that nobody may look at all of."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("looked at one by one")
+
+
+async def test_admission_and_the_bound_on_lengths_count_tokens(tiny_model: Path) -> None:
+    ids, gate = Unread((5,) * 1000), Gate(KeyRing())
+    async with gate.admit(gate.caller(None), ClientRequest(input=ids, sampling=RequestedSampling())) as visit:
+        assert visit.prompt_tokens == length_of(ids) == 1000
+    with refuses(
+        PromptTooLong,
+        field="prompt",
+        value="1000 tokens",
+        allowed="at most 31 tokens (this model's maximum context length is 32 tokens)",
+    ):
+        Tokens(str(tiny_model)).check_length(ids, 32)
+
+
+def test_more_tokens_than_any_context_are_refused_as_they_are() -> None:
+    most = limits.MAX_SESSION_TOKENS
+    for count in (most, most + 1):
+        wire = pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=[5] * count))
+        if count == most:
+            assert len(decode_request(wire, tenant=None).input) == most
+        else:
+            with refuses(PromptTooLong, "prompt_token_ids", f"{count} tokens", allowed=f"at most {most}"):
+                decode_request(wire, tenant=None)
+
+
+@pytest.mark.parametrize(("count", "aside"), [(10, False), (50_000, True)])
+async def test_what_a_large_body_holds_is_checked_in_a_thread(count: int, aside: bool) -> None:
+    body = json.dumps({"prompt": [5] * count}).encode()
+    threads = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    def read(found: dict[str, Any]) -> object:
+        threads.append(threading.current_thread())
+        return read_completion(found)
+
+    await read_body(receive, Headers({"content-type": "application/json"}), 60.0, read)
+    assert [thread is not threading.main_thread() for thread in threads] == [aside]
+
+
+@pytest.mark.parametrize(
+    "many", [b'{"a": [' + b"[]," * 70_000 + b"[]]}", b"{" + b",".join(b'"%d":1' % n for n in range(70_000)) + b"}"]
+)
+def test_a_body_of_too_many_parts_is_refused_before_it_is_read(many: bytes) -> None:
+    with refuses(Refused, field="body", value="more than 65536 objects, lists and members of objects"):
+        parse_object(many)
+    # In a text they are letters.
+    text = '[{":"}]' * 70_000
+    assert parse_object(json.dumps({"prompt": [text, '\\"' * 9]}).encode())["prompt"][0] == text

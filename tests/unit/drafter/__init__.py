@@ -1,0 +1,1 @@
+"""Drafters of text and small models."""

@@ -1,0 +1,1 @@
+"""Links, and messages on them."""

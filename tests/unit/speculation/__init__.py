@@ -1,0 +1,1 @@
+"""Trees, messages, budget and errors."""
