@@ -26,8 +26,8 @@ from speculation.errors import ConfigurationError, Unavailable
 from tests.running.ports import free_port
 from tests.running.refusals import refuses
 from tests.servers import redis_servers
-from tests.unit.test_learning import NEW, Replaying, answer
-from tests.unit.test_rules import FACTS, REQUEST
+from tests.unit.router.test_learning import NEW, Replaying, answer
+from tests.unit.router.test_rules import FACTS, REQUEST
 
 pytestmark = pytest.mark.xdist_group("learning_in_redis")
 ACME = Context("acme's", "512.0.greedy")

@@ -17,7 +17,7 @@ from speculation.types import FinishReason
 from tests.contract.test_openai_streams import CHAT, FOX, openai_client, served
 from tests.servers.openai_types import check, events_of
 from tests.servers.scripted_router import ScriptedRouter
-from tests.unit.test_answer_text import LOOKED, WRITTEN
+from tests.unit.api.test_answer_text import LOOKED, WRITTEN
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}
 LOOK: Any = {"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}

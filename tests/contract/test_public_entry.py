@@ -34,7 +34,7 @@ from speculation.errors import InvalidArgument
 from tests.running.patience import PATIENCE_S, held_pauses
 from tests.running.refusals import refuses
 from tests.servers.router_stub import RouterStub
-from tests.unit.test_gate import completion
+from tests.unit.api.test_gate import completion
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 ONCE = Retry(attempts=1)

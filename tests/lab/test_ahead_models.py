@@ -22,7 +22,7 @@ from speculation.messages import OpenSession
 from speculation.types import TokenTree
 from tests.tiny_models.tiny import make_tiny_model
 from tests.tiny_models.trained_heads import make_medusa, make_streams
-from tests.unit.test_streams import LAYERS, TEXT
+from tests.unit.drafter.heads.test_streams import LAYERS, TEXT
 
 pytestmark = pytest.mark.exhaustive
 

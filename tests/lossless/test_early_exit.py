@@ -22,7 +22,7 @@ from tests.lossless.test_stream_rows import IN_PASS, WAYS, batches, computed, co
 from tests.running.refusals import refuses
 from tests.tiny_models.tiny import make_tiny_model
 from tests.tiny_models.trained_heads import make_streams
-from tests.unit.test_streams import LAYERS, STREAMS, TEXT, TOP, Bare
+from tests.unit.drafter.heads.test_streams import LAYERS, STREAMS, TEXT, TOP, Bare
 
 pytestmark = pytest.mark.xdist_group("early exit")
 

@@ -32,7 +32,7 @@ from tests.engine.stage_forks import launch_fork
 from tests.running.refusals import refuses
 from tests.tiny_models.tiny import make_tiny_model
 from tests.tiny_models.trained_heads import make_streams
-from tests.unit.test_streams import LAYERS, STREAMS, TEXT, TOP, Bare, expected
+from tests.unit.drafter.heads.test_streams import LAYERS, STREAMS, TEXT, TOP, Bare, expected
 
 pytestmark = pytest.mark.xdist_group("stream rows")
 

@@ -9,7 +9,7 @@ import pytest
 
 from services.tool_formats.answer_text import AnswerText
 from services.tool_formats.marks import Marks
-from tests.unit.test_answer_text import SECTION, listed, read, read_anyhow
+from tests.unit.api.test_answer_text import SECTION, listed, read, read_anyhow
 
 AS_WRITTEN = [
     r'{"x": "\ud83d"}',

@@ -23,7 +23,7 @@ from services.tool_formats.marks import Marks
 from speculation.types import SamplingParams, StructuredOutputs
 from tests.running.refusals import refuses
 from tests.servers.scripted_router import CARD
-from tests.unit.test_answer_text import WRITTEN
+from tests.unit.api.test_answer_text import WRITTEN
 
 LOOK: dict[str, Any] = {
     "type": "object",

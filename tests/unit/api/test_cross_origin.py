@@ -9,7 +9,7 @@ from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
 from speculation.errors import ConfigurationError
 from tests.running.refusals import refuses
-from tests.unit.test_page import served
+from tests.unit.api.test_page import served
 
 LISTED = "https://chat.example"
 KEYS = PublicServerConfig(port=0, api_key_hashes=(hash_key("k" * 20),))

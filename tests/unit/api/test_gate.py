@@ -25,7 +25,7 @@ from speculation.errors import (
 )
 from speculation.types import FinishReason, SpeculationStats
 from tests.running.refusals import refuses
-from tests.unit.test_keys import Clock
+from tests.unit.api.test_keys import Clock
 
 KEY = "k" * 24
 

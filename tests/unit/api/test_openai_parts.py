@@ -25,7 +25,7 @@ from speculation.errors import InvalidArgument
 from speculation.types import SpeculationStats
 from tests.running.refusals import refuses
 from tests.tiny_models.tiny import make_tiny_tokenizer
-from tests.unit.test_gate import completion
+from tests.unit.api.test_gate import completion
 
 
 def chunks(source: random.Random, text: str) -> list[TextChunk]:

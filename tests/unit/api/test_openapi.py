@@ -15,7 +15,7 @@ from services.api.http.operations import OPERATIONS
 from services.api.http.page import DOCS, content_security_policy
 from services.api.http.responses.stored_responses import ResponsesInMemory
 from tests.servers.scripted_router import ScriptedRouter
-from tests.unit.test_page import served
+from tests.unit.api.test_page import served
 
 KEYED = HttpConfig(port=0, metrics=True, public=PublicServerConfig(port=0, api_key_hashes=(hash_key("k" * 20),)))
 

@@ -28,7 +28,7 @@ from speculation.errors import (
 )
 from speculation.types import FinishReason, SpeculationStats
 from tests.servers.router_stub import RouterStub
-from tests.unit.test_metrics import of, told
+from tests.unit.metrics.test_metrics import of, told
 
 
 class Answering(RouterStub):

@@ -20,7 +20,7 @@ from cli.paper_ablation import trained_runs
 from cluster.models.target import ResolvedModel
 from speculation.errors import ConfigurationError
 from tests.running.refusals import refuses
-from tests.unit.test_papers import Counting, folder, row, section, silent
+from tests.unit.benchmarks.test_papers import Counting, folder, row, section, silent
 from training.data_folder import weights_digest
 from training.data_manifest import DataManifest, write_manifest
 from training.export import EVALUATION

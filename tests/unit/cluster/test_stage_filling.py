@@ -9,7 +9,7 @@ import pytest
 
 from cluster.checks.gpu_sizing import GPUS, MANY_ROWS, size_up
 from services.verifier.loading.model_size import shape_of
-from tests.unit.test_gpu_sizing import Make, config_of, make
+from tests.unit.cluster.test_gpu_sizing import Make, config_of, make
 
 __all__ = ["make"]
 

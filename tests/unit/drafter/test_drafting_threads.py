@@ -45,8 +45,8 @@ class _Slow(TreeSource):
 async def test_text_sources_do_not_stop_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = _Slow()
     monkeypatch.setitem(SOURCES, "slow", SourceSpec(name="slow"))
-    monkeypatch.setitem(MAKERS, "slow", "tests.unit.test_drafting_threads:make_slow")
-    monkeypatch.setattr("tests.unit.test_drafting_threads.make_slow", lambda config: slow, raising=False)
+    monkeypatch.setitem(MAKERS, "slow", "tests.unit.drafter.test_drafting_threads:make_slow")
+    monkeypatch.setattr("tests.unit.drafter.test_drafting_threads.make_slow", lambda config: slow, raising=False)
     service = DrafterService(DrafterConfig())
     drafting = asyncio.create_task(service.open(opening("a", ("slow",))))
     await until(lambda: slow.thread)

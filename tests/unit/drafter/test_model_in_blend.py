@@ -17,7 +17,7 @@ from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import ROOT, chain, path_to
 from speculation.types import Proposal, TokenTree
 from tests.drafters.model_source import NAME, ModelDouble, register
-from tests.unit.test_blend import Table, paths
+from tests.unit.drafter.test_blend import Table, paths
 
 TREE = TokenTree(tokens=(5, 6, 7, 8), parents=(-1, -1, 0, 2), sources=("m",) * 4, scores=(0.6, 0.1, 0.3, 0.29))
 

@@ -127,8 +127,8 @@ async def test_two_models_draft_in_groups_of_their_own(double: ModelDouble, monk
     second = ModelDouble(answer=(5,))
     spec = SourceSpec(name="second", kind="model")
     monkeypatch.setitem(SOURCES, "second", spec)
-    monkeypatch.setitem(MAKERS, "second", "tests.unit.test_source_groups:make_second")
-    monkeypatch.setattr("tests.unit.test_source_groups.make_second", lambda config: second, raising=False)
+    monkeypatch.setitem(MAKERS, "second", "tests.unit.drafter.test_source_groups:make_second")
+    monkeypatch.setattr("tests.unit.drafter.test_source_groups.make_second", lambda config: second, raising=False)
     service = DrafterService(DrafterConfig())
     double.delay_s = 0.1
     first = await service.open(opening("a", (*BOTH, "second")))

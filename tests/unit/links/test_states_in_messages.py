@@ -13,7 +13,7 @@ from speculation.errors import InvalidArgument
 from speculation.messages import FeatureChunk
 from speculation.types import Features, Observation
 from tests.running.refusals import refuses
-from tests.unit.test_codec import STEP, TREE
+from tests.unit.links.test_codec import STEP, TREE
 
 FEATURES = Features(data=bytes(24), rows=2, width=6, dtype="bfloat16", start=5, layers=(3, 9, -1))
 TOO_LONG = limits.MAX_FEATURE_BYTES // 8 + 1

@@ -23,7 +23,7 @@ from speculation.messages import GenerationRequest, ReplayedAnswer, VerifierCard
 from speculation.sources import AUTO
 from speculation.types import Plan, SamplingParams, SpeculationStats
 from tests.running.refusals import refuses
-from tests.unit.test_rules import FACTS, REQUEST
+from tests.unit.router.test_rules import FACTS, REQUEST
 
 STRATEGY, ON = StrategyConfig(), LearningConfig(on=True)
 NEW, COPIED = tuple(range(1000)), tuple(range(100)) * 10

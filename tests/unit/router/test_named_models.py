@@ -28,7 +28,7 @@ from speculation.messages import DraftFailure, OpenSession
 from speculation.sources import kind_of, runs_model, source_of, spec_of
 from tests.drafters.model_source import NAME, ModelDouble, register
 from tests.running.refusals import refuses
-from tests.unit.test_router import asking
+from tests.unit.router.test_router import asking
 
 FACTS = Facts(
     tenant="acme",

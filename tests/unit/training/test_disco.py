@@ -13,7 +13,7 @@ from services.drafter.stopping.classifier import FEATURES, Classifier, Classifie
 from services.drafter.stopping.interface import StopPolicy
 from speculation.errors import ConfigurationError
 from tests.running.refusals import refuses
-from tests.unit.test_bench_stopping import KnowsTheText
+from tests.unit.benchmarks.test_bench_stopping import KnowsTheText
 from training.disco import (
     LENGTHS,
     DiscoRecipe,

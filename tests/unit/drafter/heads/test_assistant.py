@@ -19,7 +19,7 @@ from services.drafter.sessions.known_states import KnownStates
 from speculation.tree import ROOT, depths, path_to
 from tests.drafters.feature_sources import draft, fresh, opening, report, same, text
 from tests.tiny_models.assistants import TARGETS, WINDOW, Pair, edit, make_pair
-from tests.unit.test_feature_ahead import ahead
+from tests.unit.drafter.heads.test_feature_ahead import ahead
 
 CHAIN = TreeForm(steps=3, width=1)
 # Shorter than the window, as long, and longer.

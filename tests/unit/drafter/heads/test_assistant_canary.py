@@ -20,7 +20,7 @@ from services.drafter.heads.files.target_shape import read_target_shape
 from speculation.errors import ConfigurationError
 from tests.running.refusals import refuses
 from tests.tiny_models.assistants import Pair, make_pair
-from tests.unit.test_canary import LENGTH, Trial
+from tests.unit.drafter.heads.test_canary import LENGTH, Trial
 
 
 class OfAssistant(Trial):

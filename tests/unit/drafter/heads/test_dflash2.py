@@ -19,8 +19,8 @@ from tests.tiny_models import block_checkpoints as made
 from tests.tiny_models.block_checkpoints import BLOCK, CANDIDATES, KERNEL, MASK, RANK, guesses
 from tests.tiny_models.head_checkpoints import HIDDEN, LAYERS, numbers
 from tests.tiny_models.tiny import make_tiny_model
-from tests.unit.test_blocks import TEXT, drafted, known, opening, source, state
-from tests.unit.test_dspark import is_conditional
+from tests.unit.drafter.heads.test_blocks import TEXT, drafted, known, opening, source, state
+from tests.unit.drafter.heads.test_dspark import is_conditional
 
 
 @pytest.fixture(scope="module")

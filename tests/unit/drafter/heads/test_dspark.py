@@ -25,7 +25,7 @@ from tests.tiny_models import block_checkpoints as made
 from tests.tiny_models.block_checkpoints import BLOCK, MASK, RANK, Formula, guesses
 from tests.tiny_models.head_checkpoints import HIDDEN, LAYERS, HeadCheckpoint, numbers
 from tests.tiny_models.tiny import make_tiny_model
-from tests.unit.test_blocks import TEXT, drafted, known, opening, source, state
+from tests.unit.drafter.heads.test_blocks import TEXT, drafted, known, opening, source, state
 
 
 @pytest.fixture(scope="module")

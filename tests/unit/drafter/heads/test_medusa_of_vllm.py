@@ -19,7 +19,7 @@ from speculation.errors import ConfigurationError
 from speculation.types import TokenTree
 from tests.running.refusals import refuses
 from tests.tiny_models.trained_heads import make_medusa
-from tests.unit.test_medusa import HEADS, drafted, state, target
+from tests.unit.drafter.heads.test_medusa import HEADS, drafted, state, target
 
 __all__ = ["target"]
 

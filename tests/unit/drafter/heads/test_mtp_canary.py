@@ -18,7 +18,7 @@ from speculation.errors import ConfigurationError
 from tests.running.refusals import refuses
 from tests.tiny_models.mtp_layers import alone, with_mtp
 from tests.tiny_models.tiny import make_tiny_model
-from tests.unit.test_canary import LAYERS, RIGHT, Trial
+from tests.unit.drafter.heads.test_canary import LAYERS, RIGHT, Trial
 
 
 @pytest.fixture(scope="module")

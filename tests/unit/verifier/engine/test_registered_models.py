@@ -18,8 +18,8 @@ from services.verifier.engine.registered_models import RegisteredModels
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.held_models import DrafterCard, HeldModel
 from tests.running.refusals import refuses
-from tests.unit.test_named_models import FACTS
-from tests.unit.test_router import asking
+from tests.unit.router.test_named_models import FACTS
+from tests.unit.router.test_router import asking
 
 CODE, LAW = HeldModel(kind="fspad", name="code", layers=(-1,)), HeldModel(kind="fspad", name="law", tenants=("firm",))
 

@@ -28,7 +28,7 @@ from speculation.tree import chain
 from speculation.types import Plan, TokenTree
 from tests.engine.fakes import RandomDrafter, ToyTarget, collect, origin, request, right_tree
 from tests.engine.simulated import SimulatedBudget, SimulatedWorker, run
-from tests.unit.test_blend import Table
+from tests.unit.drafter.test_blend import Table
 
 PASS_S = 0.01
 FIRST, SECOND = "fspad", "draft_model"

@@ -15,7 +15,7 @@ from services.verifier.model.target_port import Rows, StreamSpec
 from speculation.types import Plan
 from tests.engine.fakes import ToyTarget
 from tests.engine.simulated import run
-from tests.unit.test_costly_sources import Service, World
+from tests.unit.verifier.engine.test_costly_sources import Service, World
 
 STREAMS = StreamSpec(rows=4, share=0.2, most_rows=128)
 LAYERS = (23, 30, 31, 32, 33)

@@ -22,7 +22,7 @@ from speculation.messages import DraftingCall, GenerationRequest, StepReport
 from speculation.types import Plan
 from tests.engine.fakes import PLAIN, VOCAB, RandomDrafter, ToyTarget, collect, request
 from tests.engine.simulated import SimulatedBudget, SlowDrafter, decoding, run, simulated
-from tests.unit.test_singles import told
+from tests.unit.verifier.engine.test_singles import told
 
 MOODS = ("good", "random", "good", "stale", "malformed")
 pytestmark = pytest.mark.skipif(engine_library() is None, reason="there is no compiler")

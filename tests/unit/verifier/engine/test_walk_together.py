@@ -21,7 +21,7 @@ from speculation.acceptance import StopRule, walk
 from speculation.errors import Internal
 from speculation.types import EMPTY_TREE, TokenLogprobs, TokenTree, Verdict
 from tests.engine.fakes import random_tree
-from tests.unit.test_singles import live
+from tests.unit.verifier.engine.test_singles import live
 
 # So few tokens that choices often are among a node's children, twice among them too.
 FEW = 4

@@ -24,7 +24,7 @@ from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import ConfigurationError, TargetLost
 from tests.running.refusals import refuses
 from tests.tiny_models.tiny import make_tiny_model
-from tests.unit.test_gpu_kernels import Candidates, RoundedOnce
+from tests.unit.verifier.kernels.test_gpu_kernels import Candidates, RoundedOnce
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,

@@ -17,9 +17,9 @@ from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.kernels.kernels_here import SETS, kernels_of
 from tests.running.refusals import refuses
-from tests.unit.test_moved_rows import CALLS as SMALL_CALLS
-from tests.unit.test_moved_rows import MOVES, OWNED, check
-from tests.unit.test_native_kernels import CALLS
+from tests.unit.verifier.kernels.test_native_kernels import CALLS
+from tests.unit.verifier.test_moved_rows import CALLS as SMALL_CALLS
+from tests.unit.verifier.test_moved_rows import MOVES, OWNED, check
 
 ROUNDING = InputRounding(floats=True)
 PARENTS = (-1, -1, 0, 2, 1, 4)

@@ -24,10 +24,10 @@ from speculation.errors import ConfigurationError
 from tests.kernels.kernels_here import needs_kernels
 from tests.kernels.triton_interpreter import hopper
 from tests.running.refusals import refuses
-from tests.unit import test_rounded_cache as on_cpus
-from tests.unit.test_decoder_layer import TAKEN, TREE, Served
-from tests.unit.test_rounded_cache import PARENTS, random_rows
-from tests.unit.test_triton_attention import CALLS, Text, a_call, bits_in_every_packing, rows_of, tree_in
+from tests.unit.verifier.kernels import test_rounded_cache as on_cpus
+from tests.unit.verifier.kernels.test_decoder_layer import TAKEN, TREE, Served
+from tests.unit.verifier.kernels.test_rounded_cache import PARENTS, random_rows
+from tests.unit.verifier.kernels.test_triton_attention import CALLS, Text, a_call, bits_in_every_packing, rows_of, tree_in
 
 pytestmark = pytest.mark.exhaustive
 

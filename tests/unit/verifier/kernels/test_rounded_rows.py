@@ -15,7 +15,7 @@ from services.verifier.kernels.triton.rounded_rows import rounded_rows
 from services.verifier.kernels.triton.row_layers import use_row_kernels
 from services.verifier.kernels.triton.row_products import RowLinear
 from tests.kernels.triton_interpreter import hopper
-from tests.unit.test_rounding_kernel import KINDS, between_codes, reach_of
+from tests.unit.verifier.kernels.test_rounding_kernel import KINDS, between_codes, reach_of
 
 WIDTH = 1120
 
