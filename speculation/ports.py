@@ -74,6 +74,9 @@ class DraftLink(Protocol):
     def step(self, message: StepReport) -> None:
         """Report a step."""
 
+    def steps(self, reports: SentReports) -> None:
+        """Report steps of several sessions, as ``step`` reports each."""
+
     def features(self, message: FeatureChunk) -> None:
         """Send hidden states. If a drafter does not keep up, they are dropped first."""
 
@@ -85,14 +88,6 @@ class DraftLink(Protocol):
 
     async def stop(self) -> None:
         """Disconnect."""
-
-
-@runtime_checkable
-class ReportsTogether(Protocol):
-    """What a draft link may implement too."""
-
-    def steps(self, reports: SentReports) -> None:
-        """Report steps of several sessions, as ``step`` reports each."""
 
 
 @runtime_checkable

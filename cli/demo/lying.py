@@ -28,7 +28,7 @@ class LyingLink:
         self._honest = honest
         self.lies = False
         self.told = 0
-        self.open, self.step, self.features = honest.open, honest.step, honest.features
+        self.open, self.step, self.steps, self.features = honest.open, honest.step, honest.steps, honest.features
         self.close, self.forget, self.stop = honest.close, honest.forget, honest.stop
 
     @property

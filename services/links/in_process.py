@@ -47,7 +47,7 @@ _PAUSE_S = 0.1
 
 
 class InProcessDraftLink(SentCalls):
-    """Implements ``speculation.ports.DraftLink`` for a drafter in the same event loop, and ``ReportsTogether``.
+    """Implements ``speculation.ports.DraftLink`` for a drafter in the same event loop.
 
     When drafting fails or falls too far behind, the conversation is restarted, as after a broken stream.
 
@@ -72,6 +72,7 @@ class InProcessDraftLink(SentCalls):
         receiver.on_connected()
         self._task = asyncio.create_task(self._pump(receiver, self._calls), name="in-process-drafts")
 
+    @override
     def steps(self, reports: SentReports) -> None:
         self._send(reports)
 

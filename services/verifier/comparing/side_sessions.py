@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from speculation.columns import DraftColumns
+from speculation.columns import DraftColumns, SentReports
 from speculation.messages import (
     CloseSession,
     Draft,
@@ -42,6 +42,9 @@ class SideSessions:
 
     def step(self, message: StepReport) -> None:
         self._link.step(message)
+
+    def steps(self, reports: SentReports) -> None:
+        self._link.steps(reports)
 
     def features(self, message: FeatureChunk) -> None:
         self._link.features(message)
