@@ -26,7 +26,7 @@ from services.drafter.heads.level_graphs import LevelGraphs, LevelOutput, LevelP
 from services.drafter.heads.outcome_trees import OutcomeTrees
 from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.products import multiply_by_kernels
-from services.drafter.heads.session import FeatureSession, in_one_call
+from services.drafter.heads.session import FeatureSession, due_in, in_one_call
 from services.drafter.heads.state_head import HeadOutput, StateHead
 from services.drafter.sessions.cache_room import MOST_BYTES, CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw, draw_with
@@ -170,10 +170,8 @@ class FeatureSource:
     def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
         trees: list[TokenTree | None] = [None if wanted.max_nodes else EMPTY_TREE for wanted in batch]
         due = [
-            GrowingDraft(place, wanted.session, self._growth(wanted), rows)
-            for place, wanted in enumerate(batch)
-            if wanted.max_nodes
-            and (rows := wanted.session.rows_wanted(wanted.states, self._head.state_layers, self._missing)) is not None
+            GrowingDraft(each.place, each.session, self._growth(batch[each.place]), each.rows)
+            for each in due_in(batch, self._head.state_layers, self._missing)
         ]
         if not due:
             return trees
