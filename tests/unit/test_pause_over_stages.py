@@ -193,24 +193,6 @@ async def test_a_reader_that_goes_in_a_pause(depth: int, how: str) -> None:
         loop.pause.end()
 
 
-@simulated
-async def test_a_reader_that_goes_just_before_its_answer_begins_again() -> None:
-    """Nobody would read it."""
-    moved = await begun("a")
-    async with under_way(1, "x") as (loop, _, _):
-        await pausing(loop, restart=False)
-        late = asyncio.create_task(read(loop, moved["a"]))
-        await asyncio.sleep(PASS_S)
-        assert loop.waiting == 1
-        late.cancel()
-        asyncio.get_running_loop().call_soon(loop.pause.refuse_moved)
-        await asyncio.gather(late, return_exceptions=True)
-        before = loop.stats.times.steps
-        loop.pause.end()
-        await asyncio.sleep(2 * TOKENS * PASS_S)
-        assert loop.stats.times.steps == before and not loop.waiting
-
-
 @DEPTHS
 @simulated
 async def test_a_pause_that_ends_before_it_has_begun(depth: int) -> None:

@@ -120,8 +120,7 @@ class Pause:
         message = replace(request.message, committed=(), arithmetic="")
         successor = self._make(message, None if request.grammar is None else request.grammar.from_beginning())
         successor.again, successor.void = True, request.void or request.generated > 0
-        # Its reader may have gone since the last step.
-        request.successor, successor.events, successor.closed = successor, request.events, request.closed
+        request.successor, successor.events = successor, request.events
         if request.tenant != request.message.tenant:
             successor.forget_tenant()
         self._requests.join(successor)
