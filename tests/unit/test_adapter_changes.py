@@ -156,24 +156,6 @@ async def test_one_that_is_used_for_too_long_is_served_on(monkeypatch: pytest.Mo
         assert len(await verifier.answer("one", end)) == 2
 
 
-async def test_one_that_is_loaded_again_while_it_is_to_go_stays_as_the_last_router_has_left_it() -> None:
-    only, end = Verifier(Adapters()), asyncio.Event()
-    await only.adapt(order_to_load(ONE))
-    answer = asyncio.create_task(only.answer("one", end))
-    await asyncio.sleep(0)
-    first = asyncio.create_task(only.adapt(AdapterOrder(order_id="first", step="close", name="one", within_s=0.05)))
-    await asyncio.sleep(0)
-    await only.adapt(order_to_load(ONE))
-    second = asyncio.create_task(only.adapt(AdapterOrder(order_id="second", step="close", name="one", within_s=PATIENCE_S)))
-    with refuses(InvalidArgument, "lora_name"):
-        await first
-    with pytest.raises(NotBegun):
-        await only.answer("one", end)
-    end.set()
-    await second
-    assert len(await answer) == 2
-
-
 async def test_of_two_that_unload_it_at_once_one_is_refused() -> None:
     changes, (only,) = service_of(Adapters())
     await changes.load("one", ONE)

@@ -129,9 +129,7 @@ class Adapting:
                     self._ended.clear()
                     await self._ended.wait()
         except TimeoutError:
-            # Who has loaded it meanwhile has opened it, too, and another router may have closed it since.
-            if self._closed_by.get(name) == order.order_id:
-                del self._closed_by[name]
+            del self._closed_by[name]
             count = self._under_way[name]
             using = f"{count} answers are" if count > 1 else "an answer is"
             allowed = f"an adapter that is not in use: {using} still written with it after {order.within_s:g} s"
