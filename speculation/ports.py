@@ -46,16 +46,11 @@ class DraftReceiver(Protocol):
     def on_reply(self, reply: DraftingReply) -> None:
         """Take a draft, a failure to draft, or the answer to ``forget``."""
 
-    def on_connected(self) -> None:
-        """The link has a drafter; it may be a new one that knows no session."""
-
-
-@runtime_checkable
-class TakesDraftsTogether(Protocol):
-    """What a ``DraftReceiver`` may implement too."""
-
     def on_drafts(self, drafts: DraftColumns) -> None:
         """Take the drafts of several sessions, as ``on_reply`` takes each."""
+
+    def on_connected(self) -> None:
+        """The link has a drafter; it may be a new one that knows no session."""
 
 
 class DraftLink(Protocol):

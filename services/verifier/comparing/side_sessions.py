@@ -18,7 +18,7 @@ from speculation.messages import (
     OpenSession,
     StepReport,
 )
-from speculation.ports import DraftLink, DraftReceiver, TakesDraftsTogether
+from speculation.ports import DraftLink, DraftReceiver
 
 Replies = asyncio.Queue[Draft | DraftFailure]
 
@@ -74,7 +74,6 @@ class _Sorting:
 
     def __init__(self, receiver: DraftReceiver, replies: dict[str, Replies]) -> None:
         self._receiver = receiver
-        self._together = receiver if isinstance(receiver, TakesDraftsTogether) else None
         self._replies = replies
 
     def on_reply(self, reply: DraftingReply) -> None:
@@ -85,8 +84,8 @@ class _Sorting:
             replies.put_nowait(reply)
 
     def on_drafts(self, drafts: DraftColumns) -> None:
-        if self._together is not None and not self._replies:
-            self._together.on_drafts(drafts)
+        if not self._replies:
+            self._receiver.on_drafts(drafts)
             return
         for draft in drafts.alone():
             self.on_reply(draft)
