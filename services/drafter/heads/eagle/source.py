@@ -154,8 +154,7 @@ class FeatureSource:
         self._head = head
         self._form = (form or TreeForm()).within(head.levels)
         self._choice = DraftChoice(head)
-        # Of the system's own entropy: answers to equal prompts must not share their drafts.
-        self._draw = draw or draw_with(np.random.default_rng())
+        self._draw = draw or draw_with()
         self._room = CacheRoom(most_bytes)
         self._missing = head.missing_state.detach()
         self._shape = head.cache_shape(window)

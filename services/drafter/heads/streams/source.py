@@ -9,7 +9,6 @@ decides: streams, if it computed them; otherwise the states that they begin with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from services.drafter.heads.canary.levels import check_levels_at
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.products import multiply_by_kernels
-from services.drafter.heads.session import CommittedRows, FeatureSession, in_one_call, state_numbers
+from services.drafter.heads.session import CommittedRows, Due, FeatureSession, in_one_call, state_numbers
 from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.streams import Streams
 from services.drafter.sessions.cache_room import MOST_BYTES, CacheRoom
@@ -45,15 +44,6 @@ def make(config: DrafterConfig) -> StreamSource:
     multiply_by_kernels(streams.output, trained)
     check_levels_at(streams, folder, target, asked_for=trained.asked_for)
     return StreamSource(streams, window=trained.window, form=LevelForm.of(trained))
-
-
-@dataclass(frozen=True, slots=True)
-class _Due:
-    """A session whose draft is wanted, and the main rows that it needs first."""
-
-    place: int
-    session: FeatureSession
-    rows: CommittedRows
 
 
 class StreamSource:
@@ -112,7 +102,7 @@ class StreamSource:
         """The same of those whose streams can be computed here."""
         layers = (self._streams.config.state_layer,)
         due = [
-            _Due(place, wanted.session, rows)
+            Due(place, wanted.session, rows)
             for place, wanted in others
             if wanted.max_nodes
             and _may_know(wanted, layers)
@@ -128,7 +118,7 @@ class StreamSource:
     def forget(self, tenant: str) -> None:
         """Nothing is kept beyond a session."""
 
-    def _compute(self, due: Sequence[_Due]) -> tuple[list[_Due], torch.Tensor]:
+    def _compute(self, due: Sequence[Due]) -> tuple[list[Due], torch.Tensor]:
         """One pass over main rows, and the streams of each session whose main rows are complete with it.
 
         Returns:
@@ -147,7 +137,7 @@ class StreamSource:
             raise
         return ready, hidden
 
-    def _main(self, each: _Due, piece: CommittedRows) -> PassRows:
+    def _main(self, each: Due, piece: CommittedRows) -> PassRows:
         cache = each.session.cache
         cache.reserve(int(piece.positions[-1]) + 1, self._ahead)
         part = cache.committed(piece.positions)
@@ -155,7 +145,7 @@ class StreamSource:
         each.session.computed(piece)
         return part
 
-    def _pass(self, pieces: Sequence[CommittedRows], main: Sequence[PassRows], ready: Sequence[_Due]) -> torch.Tensor:
+    def _pass(self, pieces: Sequence[CommittedRows], main: Sequence[PassRows], ready: Sequence[Due]) -> torch.Tensor:
         """[ready, gamma, h], what the output layer reads of their streams."""
         ahead = self._ahead
         own_and_before = np.tri(ahead, dtype=np.bool_)
