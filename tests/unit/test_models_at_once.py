@@ -8,16 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 
-import pytest
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as messages
 
 from services.drafter.draft_model.loading import load_draft_model, quietly
 from services.verifier.config import TargetConfig
-from services.verifier.loading.load_model import hollow_model, load_beside, load_layers_beside, load_whole, split_layers
+from services.verifier.loading.load_model import hollow_model, load_whole
 from tests.draft_models import draft_beside
-from tests.quantised import ROUNDED, make_float_model, quantise
 
 _ROUNDS, _PATIENCE_S = 5, 60
 
@@ -44,25 +42,6 @@ def test_transformers_is_left_as_it_was(tiny_model: Path) -> None:
         list(threads.map(load, loads))
     assert PreTrainedModel.tie_weights is tie_weights
     assert torch.get_default_dtype() is dtype
-
-
-def test_what_is_loaded_beside_a_model_changes_no_type(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stages were shared out, and inputs rounded, by a model in the weights' type, which was all threads' meanwhile."""
-    rounded, _ = quantise(make_float_model(tmp_path / "float"), tmp_path / "rounded", ROUNDED["w8a8_halves"])
-    changes: set[torch.dtype] = set()
-    change = torch.set_default_dtype
-
-    def noting(dtype: torch.dtype) -> None:
-        changes.add(dtype)
-        change(dtype)
-
-    monkeypatch.setattr(torch, "set_default_dtype", noting)
-    config = TargetConfig(model_path=str(tiny_model), dtype="bfloat16", stages=2)
-    load_layers_beside(config, split_layers(config)[1])
-    load_beside(TargetConfig(model_path=str(rounded), dtype="bfloat16"))
-    assert changes == {torch.float32}
 
 
 def test_transformers_prints_again_what_it_printed() -> None:
