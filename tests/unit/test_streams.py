@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ class Recorder:
         self.streams: Streams = load_streams(folder, target).double()
         self.source = StreamSource(self.streams, window=window)
         self.hidden: dict[str, torch.Tensor] = {}
-        trees = self.source._trees
+        trees = cast(LevelTrees, self.source._trees)
         # The output layer is float32.
         self.streams.output.logits = lambda hidden, vocabulary: functional.linear(  # type: ignore[method-assign]
             hidden.float(), vocabulary.rows

@@ -232,7 +232,7 @@ class FeatureSource:
             The drafts that can begin, and [drafts, h], the output of each one's last row. The others have too many rows for
             one call, and must be asked for again.
         """
-        pieces = [(due[index], piece) for index, piece in in_one_call([each.rows for each in due])]
+        pieces = in_one_call(due)
         for each, piece in pieces:
             each.session.cache.reserve(int(piece.positions[-1]) + 1, each.growth.rows)
         output = self._pass(
