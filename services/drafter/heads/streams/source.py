@@ -125,7 +125,7 @@ class StreamSource(CommittedLevelSource):
         streams = ahead * len(ready)
         # Main rows come first in every layer, so that streams find their keys.
         hidden = self._streams(rows[None], places[None], PassAttention([*main, *behind]), streams=streams)
-        found: torch.Tensor = hidden[0, len(rows) - streams :].view(len(ready), ahead, -1)
+        found: torch.Tensor = hidden[0, len(rows) - streams :].view(len(ready), ahead, hidden.shape[-1])
         return found
 
 
