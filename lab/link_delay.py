@@ -41,6 +41,7 @@ from services.links.in_process import InProcessVerifierLink
 from services.router.service import RouterService
 from services.verifier.engine.stats import LoopStats, StepTimes
 from services.verifier.service import VerifierService
+from speculation.columns import DraftColumns
 from speculation.messages import DraftingCall, DraftingReply
 from speculation.ports import DraftReceiver
 
@@ -75,6 +76,9 @@ class _Delayed:
 
     def on_reply(self, reply: DraftingReply) -> None:
         asyncio.get_running_loop().call_later(self._seconds, self._receiver.on_reply, reply)
+
+    def on_drafts(self, drafts: DraftColumns) -> None:
+        asyncio.get_running_loop().call_later(self._seconds, self._receiver.on_drafts, drafts)
 
 
 class CountedTimes(StepTimes):

@@ -27,7 +27,7 @@ from cluster.settings.config import load
 from services.api.config import PublicServerConfig
 from services.api.grpc.server import serve_public
 from services.verifier.engine import loop as decoding
-from services.verifier.engine.deciding.teaching import teach
+from services.verifier.engine.deciding import lessons
 from services.verifier.engine.passes import Part, PassSize
 from speculation.budget import Budget
 
@@ -46,10 +46,10 @@ class Recorder:
     def __init__(self, running: decoding.DecodingLoop) -> None:
         self.passes: list[list[Any]] = []
         self.origins: tuple[str, ...] = ()
-        self._learn, self._teach = running._drafting.costs.learn, teach
+        self._learn, self._teach = running._drafting.costs.learn, lessons.teach
         self._seen: tuple[float, dict[str, Sequence[bool]]] | None = None
         running._drafting.costs.learn = self.learn  # type: ignore[method-assign]
-        decoding.teach = self.teach  # type: ignore[assignment, attr-defined]
+        lessons.teach = self.teach  # type: ignore[assignment]
 
     def learn(self, size: PassSize, busy: Mapping[str, Sequence[bool]], seconds: float, expected_s: float) -> None:
         """Stands for ``DraftCosts.learn``."""

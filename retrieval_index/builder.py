@@ -35,8 +35,8 @@ from retrieval_index.manifest import (
 )
 from retrieval_index.perplexity import Score, Scorer
 from retrieval_index.progress import Advance, batches, silent
-from retrieval_index.scores import ScoreFile
-from retrieval_index.states import StateFile
+from retrieval_index.score_file import ScoreFile
+from retrieval_index.state_file import StateFile
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 
@@ -168,11 +168,11 @@ def _index_states(
     advance: Advance,
 ) -> None:
     # FAISS is imported only for builds that need it.
-    from retrieval_index import vectors
+    from retrieval_index import state_index
 
     computed, tokens = states.fill(kept, window, scorer, advance)
     advance("indexing hidden states", 0, 1)
-    vectors.build(computed, tokens, folder)
+    state_index.build(computed, tokens, folder)
     advance("indexing hidden states", 1, 1)
 
 

@@ -17,7 +17,7 @@ from speculation.messages import Continuation, RetrievalQuery, Retrieved
 from speculation.types import Features
 
 if TYPE_CHECKING:
-    from retrieval_index.vectors import StateIndex
+    from retrieval_index.state_index import StateIndex
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def _numbers(state: Features) -> NDArray[np.float32]:
 
 def _map_states(folder: Path, width: int) -> StateIndex:
     # FAISS is imported only where hidden states are looked up.
-    from retrieval_index.vectors import StateIndex
+    from retrieval_index.state_index import StateIndex
 
     states = StateIndex(folder)
     if states.width != width:

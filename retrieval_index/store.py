@@ -28,7 +28,7 @@ from typing import Any, Self, cast
 import redis
 
 from retrieval_index.access import without_password
-from retrieval_index.cached import PARTIAL, is_whole
+from retrieval_index.cache_folder import PARTIAL, is_whole
 from retrieval_index.manifest import FILE, FilePart, Manifest, part_of, read_manifest, verify
 from retrieval_index.progress import Advance, silent
 from retrieval_index.redis_errors import speaking

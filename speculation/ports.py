@@ -46,16 +46,11 @@ class DraftReceiver(Protocol):
     def on_reply(self, reply: DraftingReply) -> None:
         """Take a draft, a failure to draft, or the answer to ``forget``."""
 
-    def on_connected(self) -> None:
-        """The link has a drafter; it may be a new one that knows no session."""
-
-
-@runtime_checkable
-class TakesDraftsTogether(Protocol):
-    """What a ``DraftReceiver`` may implement too."""
-
     def on_drafts(self, drafts: DraftColumns) -> None:
         """Take the drafts of several sessions, as ``on_reply`` takes each."""
+
+    def on_connected(self) -> None:
+        """The link has a drafter; it may be a new one that knows no session."""
 
 
 class DraftLink(Protocol):
@@ -74,6 +69,9 @@ class DraftLink(Protocol):
     def step(self, message: StepReport) -> None:
         """Report a step."""
 
+    def steps(self, reports: SentReports) -> None:
+        """Report steps of several sessions, as ``step`` reports each."""
+
     def features(self, message: FeatureChunk) -> None:
         """Send hidden states. If a drafter does not keep up, they are dropped first."""
 
@@ -85,14 +83,6 @@ class DraftLink(Protocol):
 
     async def stop(self) -> None:
         """Disconnect."""
-
-
-@runtime_checkable
-class ReportsTogether(Protocol):
-    """What a draft link may implement too."""
-
-    def steps(self, reports: SentReports) -> None:
-        """Report steps of several sessions, as ``step`` reports each."""
 
 
 @runtime_checkable

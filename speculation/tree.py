@@ -325,6 +325,21 @@ def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
     )
 
 
+def likely_ends(parents: Sequence[int], chances: Sequence[float]) -> list[tuple[int, float]]:
+    """The nodes, and ``ROOT``, with the chance that the accepted path ends there, likeliest first.
+
+    >>> likely_ends((ROOT, 0), (0.75, 0.5))
+    [(1, 0.5), (-1, 0.25), (0, 0.25)]
+
+    Args:
+        chances: for each node, the probability that the target accepts the path to it.
+    """
+    rest = {ROOT: 1.0, **dict(enumerate(chances))}
+    for parent, chance in zip(parents, chances, strict=True):
+        rest[parent] -= chance
+    return sorted(rest.items(), key=lambda end: -end[1])
+
+
 def take(tree: TokenTree, kept: list[int]) -> TokenTree:
     """The sub-tree of the nodes ``kept``, ascending.
 

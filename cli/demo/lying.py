@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from speculation.columns import DraftColumns
 from speculation.messages import Draft, DraftingReply
 from speculation.ports import DraftLink, DraftReceiver
 from speculation.types import TokenTree
@@ -28,7 +29,7 @@ class LyingLink:
         self._honest = honest
         self.lies = False
         self.told = 0
-        self.open, self.step, self.features = honest.open, honest.step, honest.features
+        self.open, self.step, self.steps, self.features = honest.open, honest.step, honest.steps, honest.features
         self.close, self.forget, self.stop = honest.close, honest.forget, honest.stop
 
     @property
@@ -63,6 +64,13 @@ class _Replacing:
 
     def on_reply(self, reply: DraftingReply) -> None:
         self._receiver.on_reply(self._link.replaced(reply))
+
+    def on_drafts(self, drafts: DraftColumns) -> None:
+        if not self._link.lies:
+            self._receiver.on_drafts(drafts)
+            return
+        for draft in drafts.alone():
+            self.on_reply(draft)
 
     def on_connected(self) -> None:
         self._receiver.on_connected()

@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict
 
 from services.links.codec.features import features_of, with_features
-from speculation.columns import ReportColumns
+from speculation.columns import ReportColumns, SentReports
 from speculation.messages import CloseSession, DraftingCall, FeatureChunk, ForgetTenant, OpenSession, StepReport
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,10 @@ class SentCalls:
 
     def step(self, message: StepReport) -> None:
         self._send(message)
+
+    def steps(self, reports: SentReports) -> None:
+        for report in reports.alone():
+            self.step(report)
 
     def features(self, message: FeatureChunk) -> None:
         self._send(message)

@@ -24,7 +24,7 @@ from services.links.codec.held_models import decode_drafter, encode_drafter
 from services.links.draft_forms import COLUMNS, READ_HERE, reads
 from services.links.draft_server import converse, encode_replies
 from services.links.guarded_calls import Guard
-from services.links.handing_over import HandingOver
+from services.links.handing_over import hand_over
 from services.links.internal import guard_of, serve_internal
 from services.links.open_sessions import SILENCE_S
 from services.links.reconnect import stay_connected
@@ -110,7 +110,6 @@ class GrpcDraftLink(SentCalls):
 
     async def _talk(self, channel: grpc.aio.Channel, receiver: DraftReceiver) -> None:
         calls, peer, drafter = CallQueue(), _Peer(), drafting_pb2_grpc.DraftingServiceStub(channel)
-        handing_over = HandingOver(receiver)
         self.card = await _described(drafter, self._metadata) if self._elsewhere else None
         replies = drafter.Draft(_requests(calls, peer), metadata=(*self._metadata, *READ_HERE))
         self._calls, self._talking = calls, replies
@@ -119,7 +118,7 @@ class GrpcDraftLink(SentCalls):
             async for wire in replies:
                 # It has come with the first reply.
                 peer.columns = peer.columns or reads(await replies.initial_metadata(), COLUMNS)
-                handing_over.message(wire)
+                hand_over(wire, receiver)
         finally:
             self._calls = None
             # gRPC goes on reading requests of a broken stream.

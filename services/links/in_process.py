@@ -20,7 +20,7 @@ from services.links.codec import drafting as codec
 from services.links.codec import retrieval as retrieval_codec
 from services.links.codec.features import detach_data, features_of
 from services.links.draft_server import converse, encode_replies
-from services.links.handing_over import HandingOver
+from services.links.handing_over import hand_over
 from services.links.open_sessions import SILENCE_S
 from speculation.adapters import AdapterOrder
 from speculation.columns import ReportColumns, SentReports
@@ -47,7 +47,7 @@ _PAUSE_S = 0.1
 
 
 class InProcessDraftLink(SentCalls):
-    """Implements ``speculation.ports.DraftLink`` for a drafter in the same event loop, and ``ReportsTogether``.
+    """Implements ``speculation.ports.DraftLink`` for a drafter in the same event loop.
 
     When drafting fails or falls too far behind, the conversation is restarted, as after a broken stream.
 
@@ -72,6 +72,7 @@ class InProcessDraftLink(SentCalls):
         receiver.on_connected()
         self._task = asyncio.create_task(self._pump(receiver, self._calls), name="in-process-drafts")
 
+    @override
     def steps(self, reports: SentReports) -> None:
         self._send(reports)
 
@@ -104,13 +105,12 @@ class InProcessDraftLink(SentCalls):
         calls.abandon()
 
     async def _pump(self, receiver: DraftReceiver, calls: CallQueue) -> None:
-        handing_over = HandingOver(receiver)
         while True:
             try:
                 async with aclosing(converse(self._drafter, calls, self._silence_s)) as replies:
                     async for ready in replies:
                         for wire in encode_replies(ready):
-                            handing_over.message(drafting_pb2.DraftResponse.FromString(wire.SerializeToString()))
+                            hand_over(drafting_pb2.DraftResponse.FromString(wire.SerializeToString()), receiver)
             except Exception:
                 log.exception("drafting in this process failed; restarting it")
             self._calls = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -79,6 +79,20 @@ class Capturing(Generic[Result]):
             log.warning("%s cannot be captured, so each takes longer: %s", self._what, said)
             self._capture = None
             return None
+
+
+class Copies:
+    """Where all passes of one kind have what they make: each overwrites it, so the largest is captured first."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, torch.Tensor] = {}
+
+    def __call__(self, name: Hashable, rows: torch.Tensor) -> torch.Tensor:
+        """Copy rows to where those of this name lie; returns them there."""
+        own = self._made.get(name)
+        if own is None or len(own) < len(rows):
+            own = self._made[name] = torch.empty_like(rows)
+        return own[: len(rows)].copy_(rows)
 
 
 def captured(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrieval_index.answers import RedisAnswers
-from retrieval_index.cached import prune
+from retrieval_index.cache_folder import prune
 from retrieval_index.index import Index, check_index, open_index
 from retrieval_index.store import IndexStore
 from services.logs.names import log_name

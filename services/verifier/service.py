@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from services.logs.names import log_name
-from services.metrics.registry import DROPPED, Metrics, Values
+from services.metrics.registry import DROPPED, Metrics
 from services.model_files.folder import weights_digest
 from services.model_files.weights.files import WeightFiles
 from services.verifier.changing.adapting import Adapting
@@ -105,12 +105,8 @@ class VerifierService:
         reloads = self._reloading = Reloading(target, config.target, self.loop, config.weights_from, named)
         self._adapting = Adapting(target, config.target.lora_folders, reloads.reading, lambda: self._reloading.open)
         self._check = SelfCheck(self.loop, config.check_every if target.exact else 0, metrics)
-        metrics.follow("kv_cache_usage_ratio", self._cache_in_use)
+        metrics.follow("kv_cache_usage_ratio", lambda: {(): self.cache_use})
         metrics.follow("arithmetic_info", lambda: {(self.loop.identity.arithmetic,): 1.0})
-
-    def _cache_in_use(self) -> Values:
-        blocks = self._target.blocks
-        return {(): 1.0 - blocks.available / blocks.total}
 
     async def start(self) -> None:
         """Begin to decode."""
@@ -265,7 +261,7 @@ def _reordered(config: TargetConfig) -> bool:
         with WeightFiles(Path(config.model_path)) as files:
             return files.reordered
     except ConfigurationError:
-        # Targets of tests have no files.
+        # They may be gone, once others have taken their place.
         return False
 
 
@@ -274,5 +270,5 @@ def _named_weights(config: TargetConfig) -> str:
     try:
         return weights_digest(Path(config.model_path))
     except ConfigurationError:
-        # Targets of tests have no files.
+        # They are loaded meanwhile, which says more.
         return ""

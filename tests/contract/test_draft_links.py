@@ -12,6 +12,7 @@ from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
+from speculation.columns import DraftColumns
 from speculation.messages import (
     CloseSession,
     Draft,
@@ -39,6 +40,10 @@ class Recorder:
 
     def on_reply(self, reply: DraftingReply) -> None:
         self.replies.put_nowait(reply)
+
+    def on_drafts(self, drafts: DraftColumns) -> None:
+        for draft in drafts.alone():
+            self.on_reply(draft)
 
     def on_connected(self) -> None:
         self.connected.set()

@@ -77,13 +77,13 @@ async def test_rejection_with_one_possible_token_is_plain_decoding(tiny_model: P
 
 
 class _Drawn:
-    """Implements ``Draws``: draws what it is told, and notes how likely that was."""
+    """A ``Draw`` that draws what it is told, and notes how likely that was."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = iter(script)
         self.probability = 1.0
 
-    def index(self, weights: np.ndarray) -> int:
+    def __call__(self, weights: np.ndarray) -> int:
         index = next(self._script)
         self.probability *= float(weights[index])
         return index
@@ -107,15 +107,15 @@ def test_its_sampled_chains_are_lossless_under_rejection(tmp_path: Path, length:
     total: dict[Output, float] = defaultdict(float)
     drawn = set()
     for script in product(range(VOCAB), repeat=length):
-        randomness = _Drawn(script)
-        source = DraftModelSource(lm, VocabularyMap(draft_size=VOCAB), Static(length), longest=64, randomness=randomness)
+        draw = _Drawn(script)
+        source = DraftModelSource(lm, VocabularyMap(draft_size=VOCAB), Static(length), longest=64, draw=draw)
         # Unlikely paths are drafted, too: their length must not depend on what was drawn.
         wanted = DraftWanted(session=source.open(message), max_nodes=8, min_probability=0.5, states=KnownStates())
         (tree,) = source.draft([wanted])
         assert len(tree) == length == len(tree.proposals)
         drawn.add(tree.tokens)
         for output, probability in outcomes(partial(by_rejection, tree)).items():
-            total[output] += randomness.probability * probability
+            total[output] += draw.probability * probability
     assert len(drawn) == VOCAB**length
     assert sum(total.values()) == pytest.approx(1)
     assert distance(total, plain()) < EXACT

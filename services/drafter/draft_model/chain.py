@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from services.drafter.draft_model.next_tokens import Draws, NextTokens
+from services.drafter.draft_model.next_tokens import NextTokens
 from services.drafter.draft_model.session import LmSession, MadeDraft
 from services.drafter.draft_model.text_cache import NewRows
+from services.drafter.sessions.drawn_proposals import Draw
 from services.drafter.stopping.interface import TOP, DraftedToken
 from speculation.tree import ROOT, prune
 from speculation.types import Proposal, TokenTree
@@ -54,7 +55,7 @@ class DraftedChain:
         session: LmSession,
         limits: DraftLimits,
         source: str,
-        randomness: Draws,
+        draw: Draw,
         *,
         assumed: Sequence[int] = (),
         root: int | None = None,
@@ -62,7 +63,7 @@ class DraftedChain:
         self._session = session
         self._limits = limits
         self._source = source
-        self._randomness = randomness
+        self._draw = draw
         self._assumed = len(assumed)
         self._tokens: list[int] = []
         self._parents: list[int] = []
@@ -79,7 +80,7 @@ class DraftedChain:
 
     def goes_on(self, logits: torch.Tensor) -> bool:
         """Take [rows, kept ids] logits of the rows of the last pass; returns whether another pass follows."""
-        more = self._draw(logits) if self._session.sampled else self._extend(logits)
+        more = self._add_drawn(logits) if self._session.sampled else self._extend(logits)
         return more and len(self._chain) < self._limits.length
 
     def next(self, first: int) -> tuple[list[int], list[int]]:
@@ -138,8 +139,8 @@ class DraftedChain:
     def _children(self) -> int:
         return min(self._limits.nodes, _SIBLINGS if self._limits.branches is None else self._limits.branches)
 
-    def _draw(self, logits: torch.Tensor) -> bool:
-        token, probability, proposal = self._session.distribution.drawn(logits[0].numpy(), self._randomness)
+    def _add_drawn(self, logits: torch.Tensor) -> bool:
+        token, probability, proposal = self._session.distribution.drawn(logits[0].numpy(), self._draw)
         parent = self._chain[-1] if self._chain else ROOT
         self._chain.append(len(self._tokens))
         self._enter(token, parent, probability * (1.0 if parent == ROOT else self._scores[parent]))

@@ -8,36 +8,17 @@ same token as the target's wherever q is near p.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.drafter.sessions.drawn_proposals import draw_with, drawn_from
+from services.drafter.sessions.drawn_proposals import Draw, drawn_from
 from speculation.messages import DraftNoise
 from speculation.philox import NoiseStream, gumbel
 from speculation.types import Proposal
 
 # Tokens less likely than e^-12 of the likeliest one are left out. Noise would have to favour them by more than that.
 _REACH = 12.0
-
-
-class Draws(Protocol):
-    """Draws tokens. It must be independent of everything that the target's choices depend on."""
-
-    def index(self, weights: NDArray[np.float64]) -> int:
-        """An index, drawn with probabilities ``weights``, [n], positive, with sum 1."""
-        ...
-
-
-class FreshDraws:
-    """Implements ``Draws`` from the system's own entropy: answers to equal prompts must not share their drafts."""
-
-    def __init__(self) -> None:
-        self._draw = draw_with(np.random.default_rng())
-
-    def index(self, weights: NDArray[np.float64]) -> int:
-        return self._draw(weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +63,10 @@ class Distribution:
         chances /= chances.sum()
         return NextTokens(ids, chances, _entropy(chances))
 
-    def drawn(self, logits: NDArray[np.float32], randomness: Draws) -> tuple[int, float, Proposal]:
+    def drawn(self, logits: NDArray[np.float32], draw: Draw) -> tuple[int, float, Proposal]:
         """A token drawn from q, its probability, and q itself: cut first to what a proposal can hold, then drawn from."""
         ids, q = self.spread(logits, self.temperature)
-        index, proposal = drawn_from(ids, q, randomness.index)
+        index, proposal = drawn_from(ids, q, draw)
         return proposal.token_ids[index], proposal.probabilities[index], proposal
 
     def spread(self, logits: NDArray[np.float32], temperature: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from services.drafter.draft_model.chain import DraftLimits
-from services.drafter.draft_model.next_tokens import Draws
 from services.drafter.draft_model.session import LmSession, MadeDraft
 from services.drafter.draft_model.text_cache import NewRows
 from services.drafter.heads.beam import BestFirst, SampledChain, TreeGrowth, grow_by_levels
+from services.drafter.sessions.drawn_proposals import Draw
 from speculation.tree import path_to
 
 # Most children of a node, where nobody says.
@@ -26,18 +26,18 @@ class ParallelDraft:
         source: name of the source.
     """
 
-    def __init__(self, session: LmSession, limits: DraftLimits, source: str, randomness: Draws) -> None:
+    def __init__(self, session: LmSession, limits: DraftLimits, source: str, draw: Draw) -> None:
         self._session = session
         self._limits = limits
         self._source = source
-        self._randomness = randomness
+        self._draw = draw
         self._growth: TreeGrowth | None = None
 
     def take(self, logits: torch.Tensor) -> NewRows | None:
         """Take [levels, kept ids] logits, of the text's last row and of the masks behind it; there is no further pass."""
         limits, position = self._limits, len(self._session.tokens)
         if self._session.sampled:
-            growth: TreeGrowth = SampledChain(limits.nodes, steps=len(logits) - 1, draw=self._randomness.index)
+            growth: TreeGrowth = SampledChain(limits.nodes, steps=len(logits) - 1, draw=self._draw)
             own = self._session.distribution
             found = [own.spread(row, own.temperature) for row in logits.numpy()]
         else:

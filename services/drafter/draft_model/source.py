@@ -20,12 +20,12 @@ from services.drafter.draft_model.language_model import LanguageModel
 from services.drafter.draft_model.loading import check_folder, load_draft_model, quietly
 from services.drafter.draft_model.mask import mask_of
 from services.drafter.draft_model.model import DraftLM
-from services.drafter.draft_model.next_tokens import Draws, FreshDraws
 from services.drafter.draft_model.parallel import ParallelDraft
 from services.drafter.draft_model.session import LmSession
 from services.drafter.draft_model.text_cache import NewRows, TextCache
 from services.drafter.draft_model.vocabulary_map import VocabularyMap, map_vocabularies
 from services.drafter.sessions.cache_room import MOST_BYTES, CacheRoom
+from services.drafter.sessions.drawn_proposals import Draw, draw_with
 from services.drafter.sessions.thread import use_threads
 from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.stopping.interface import StopPolicy
@@ -136,7 +136,7 @@ class DraftModelSource:
         steps: int | None = None,
         branches: int | None = None,
         mask: int | None = None,
-        randomness: Draws | None = None,
+        draw: Draw | None = None,
     ) -> None:
         self._lm = lm
         self._vocabulary = vocabulary
@@ -145,7 +145,7 @@ class DraftModelSource:
         self._steps = steps or limits.MAX_TREE_NODES
         self._branches = branches
         self._mask = mask
-        self._randomness = randomness or FreshDraws()
+        self._draw = draw or draw_with()
         self._room = CacheRoom(MOST_BYTES)
 
     def with_stop(self, stop: StopPolicy) -> DraftModelSource:
@@ -231,7 +231,7 @@ class DraftModelSource:
             tree=made.tree,
             text=text,
             most=wanted.most,
-            make=lambda outcome, row: DraftedChain(session, may, NAME, self._randomness, assumed=outcome, root=row),
+            make=lambda outcome, row: DraftedChain(session, may, NAME, self._draw, assumed=outcome, root=row),
         )
 
     def forget(self, tenant: str) -> None:
@@ -268,7 +268,7 @@ class DraftModelSource:
             masks = () if self._mask is None or not whole else (self._mask,) * (length - 1)
             rows = session.cache.add_text(text[:count], int(whole), masks)
             form = DraftedChain if self._mask is None else ParallelDraft
-            chain = form(session, may, NAME, self._randomness) if whole else None
+            chain = form(session, may, NAME, self._draw) if whole else None
             drafting.append(_Drafting(index, session, chain, rows))
 
     def _length(self, session: LmSession, max_nodes: int) -> int:

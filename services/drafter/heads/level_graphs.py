@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from services.drafter.heads.cache import CacheShape, RowCache
 from services.drafter.heads.level_attention import LaneRows, Lanes, LevelAttention
 from services.drafter.heads.state_head import HeadOutput, StateHead
-from services.machine.captured import Capture, Capturing, Graph, captured, is_memory
+from services.machine.captured import Capture, Capturing, Copies, Graph, captured, is_memory
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class LevelGraphs:
             capture = partial(captured, memory=torch.cuda.graph_pool_handle(), others="thread_local")
         self._capturing = Capturing(capture, f"passes of the head that drafts as {name}", required)
         # Of what all graphs make, which take turns.
-        self._made: dict[str, torch.Tensor] = {}
+        self._copied = Copies()
         self._buckets: dict[tuple[int, int], _Captured] = {}
 
     @torch.inference_mode()
@@ -220,13 +220,6 @@ class LevelGraphs:
         )
         logits = head.logits(made.hidden[0], head.vocabulary).float()
         return LevelOutput(hidden=made.hidden[0], state=made.state[0], logits=logits)
-
-    def _copied(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """A copy where all passes have theirs, which is made before the first is captured. Each pass overwrites it."""
-        own = self._made.get(name)
-        if own is None or len(own) < len(rows):
-            own = self._made[name] = torch.empty_like(rows)
-        return own[: len(rows)].copy_(rows)
 
 
 class LevelPasses:

@@ -86,8 +86,7 @@ class LevelTrees:
         self._depth = min(levels, form.depth or levels)
         self._width = form.width
         self._fixed = form.fixed
-        # Of the system's own entropy: answers to equal prompts must not share their drafts.
-        self._draw = draw or draw_with(np.random.default_rng())
+        self._draw = draw or draw_with()
 
     def grow(self, wanted: Sequence[DraftWanted], hidden: torch.Tensor) -> list[TokenTree]:
         """One tree for each of ``wanted``.

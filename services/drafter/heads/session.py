@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -159,21 +160,31 @@ def due_in(batch: Sequence[DraftWanted], layers: Sequence[int], missing: torch.T
     ]
 
 
-def in_one_call(wanted: Sequence[CommittedRows]) -> list[tuple[int, CommittedRows]]:
-    """What of these rows one call computes: which of them, and which part of it.
+class HasRows(Protocol):
+    """A draft that needs rows of committed positions first."""
+
+    @property
+    def rows(self) -> CommittedRows: ...
+
+
+_Draft = TypeVar("_Draft", bound=HasRows)
+
+
+def in_one_call(due: Sequence[_Draft]) -> list[tuple[_Draft, CommittedRows]]:
+    """The drafts whose rows one call computes, each with the part of its rows that it does.
 
     Few rows, as a step commits them, are computed whole. Long texts take turns, so that nobody waits long for a draft.
     """
-    order = sorted(range(len(wanted)), key=lambda index: len(wanted[index]))
-    room = _BESIDE if len(wanted[order[0]]) <= _FEW else _ALONE
-    pieces: list[tuple[int, CommittedRows]] = []
-    for index in order:
-        piece = wanted[index]
+    order = sorted(due, key=lambda each: len(each.rows))
+    room = _BESIDE if len(order[0].rows) <= _FEW else _ALONE
+    pieces: list[tuple[_Draft, CommittedRows]] = []
+    for each in order:
+        piece = each.rows
         if len(piece) > _FEW:
             piece = piece.part(0, room)
             room -= len(piece)
         if len(piece):
-            pieces.append((index, piece))
+            pieces.append((each, piece))
     return pieces
 
 

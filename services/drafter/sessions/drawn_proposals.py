@@ -14,11 +14,16 @@ from speculation.types import Proposal
 Draw = Callable[[NDArray[np.float64]], int]
 
 
-def draw_with(generator: np.random.Generator) -> Draw:
-    """A function that draws by the numbers of ``generator``."""
+def draw_with(generator: np.random.Generator | None = None) -> Draw:
+    """A function that draws by the numbers of ``generator``, which nothing that the target chooses may depend on.
+
+    Args:
+        generator: None: one of the system's own entropy, since answers to equal prompts must not share their drafts.
+    """
+    numbers = generator or np.random.default_rng()
 
     def draw(weights: NDArray[np.float64]) -> int:
-        found = int(np.searchsorted(np.cumsum(weights), generator.random(), side="right"))
+        found = int(np.searchsorted(np.cumsum(weights), numbers.random(), side="right"))
         # Rounding may leave the sum below the number drawn.
         return min(found, len(weights) - 1)
 

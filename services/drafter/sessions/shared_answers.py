@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 _EVERY_S = 1.0
 _MOST_CALLS = 64
 _LAST_CALLS_S = 2.0
-# Most tenants that are known; of one whose turn is longest ago, everything is asked for anew.
+# Most tenants that are known, beside those with calls under way; of one whose turn is longest ago, everything is asked for
+# anew.
 _MOST_TENANTS = 64
 
 Answers = Sequence[Sequence[int]]
@@ -75,13 +76,15 @@ class SharedAnswers:
             return
         known = self._tenants.setdefault(session.tenant, _Tenant())
         self._tenants.move_to_end(session.tenant)
-        if len(self._tenants) > _MOST_TENANTS:
-            self._tenants.popitem(last=False)
         session.generation = known.generation
         now = asyncio.get_running_loop().time()
         if now >= known.asked_s + _EVERY_S and self._calls < _MOST_CALLS:
             known.asked_s = now
             self._call(known, self._recall(session, session.tenant, known))
+        # One with calls under way stays: who forgets the tenant must find them.
+        idle = [tenant for tenant, each in self._tenants.items() if not each.calls]
+        for tenant in idle[: max(0, len(self._tenants) - _MOST_TENANTS)]:
+            del self._tenants[tenant]
 
     def end(self, session: DraftedRequest) -> None:
         """A session's request has ended."""

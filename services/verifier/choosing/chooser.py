@@ -17,8 +17,7 @@ from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.best_of_shards import FoundInParts
 from services.verifier.choosing.chosen_logprobs import ChosenLogprobs
 from services.verifier.choosing.device_trials import fans_of, tried_on
-from services.verifier.choosing.likeliest_ids import SendLikely, send_likeliest
-from services.verifier.choosing.noise_chances import with_chances
+from services.verifier.choosing.likeliest_ids import SendLikely, send_likeliest, with_chances
 from services.verifier.choosing.point_choices import PointChoices
 from services.verifier.choosing.prepared_rows import PreparedRows
 from services.verifier.choosing.reading import READER, LogitsReader

@@ -1,9 +1,10 @@
-"""The likeliest ids after rows of a pass, for those who ask for them."""
+"""The likeliest ids after rows of a pass, for those who ask for them, and how likely they are after rows of noise."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain
 
@@ -11,8 +12,9 @@ import torch
 
 from services.verifier.choosing.candidates import likeliest, rows_of
 from services.verifier.choosing.reading import LogitsReader
+from services.verifier.choosing.walks import Walk
 from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
-from services.verifier.model.target_port import Rows
+from services.verifier.model.target_port import Outcome, Rows
 from services.verifier.model.to_device import on_the_way
 from services.verifier.model.tree_rows import TreeRows, counts_of, top_ks_of
 from speculation.id_rows import IdRows
@@ -55,3 +57,17 @@ def send_likeliest(
         return tops
 
     return found
+
+
+def with_chances(outcome: Outcome, walk: Walk, logits: torch.Tensor) -> Outcome:
+    """The outcome, with how likely the likeliest ids after its rows of noise are."""
+    rows, tops = walk.rows, outcome.top_ids
+    if not rows.noise or not tops:
+        return outcome
+    noise = [row - (rows.chain - 1) for row in rows.noise]
+    logs = rows_of(logits, [walk.first_row + row for row in noise]).log_softmax(-1)
+    ids = torch.tensor([tops[row] for row in noise], device=logits.device)
+    chances: list[tuple[float, ...]] = [()] * len(tops)
+    for row, own in zip(noise, logs.gather(1, ids).exp().tolist(), strict=True):
+        chances[row] = tuple(own)
+    return replace(outcome, chances=tuple(chances))

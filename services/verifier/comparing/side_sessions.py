@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from speculation.columns import DraftColumns
+from speculation.columns import DraftColumns, SentReports
 from speculation.messages import (
     CloseSession,
     Draft,
@@ -18,7 +18,7 @@ from speculation.messages import (
     OpenSession,
     StepReport,
 )
-from speculation.ports import DraftLink, DraftReceiver, TakesDraftsTogether
+from speculation.ports import DraftLink, DraftReceiver
 
 Replies = asyncio.Queue[Draft | DraftFailure]
 
@@ -42,6 +42,9 @@ class SideSessions:
 
     def step(self, message: StepReport) -> None:
         self._link.step(message)
+
+    def steps(self, reports: SentReports) -> None:
+        self._link.steps(reports)
 
     def features(self, message: FeatureChunk) -> None:
         self._link.features(message)
@@ -71,7 +74,6 @@ class _Sorting:
 
     def __init__(self, receiver: DraftReceiver, replies: dict[str, Replies]) -> None:
         self._receiver = receiver
-        self._together = receiver if isinstance(receiver, TakesDraftsTogether) else None
         self._replies = replies
 
     def on_reply(self, reply: DraftingReply) -> None:
@@ -82,8 +84,8 @@ class _Sorting:
             replies.put_nowait(reply)
 
     def on_drafts(self, drafts: DraftColumns) -> None:
-        if self._together is not None and not self._replies:
-            self._together.on_drafts(drafts)
+        if not self._replies:
+            self._receiver.on_drafts(drafts)
             return
         for draft in drafts.alone():
             self.on_reply(draft)

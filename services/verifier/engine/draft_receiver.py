@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OriginReceiver:
-    """Implements ``DraftReceiver`` for one origin, and ``TakesDraftsTogether``.
+    """Implements ``DraftReceiver`` for one origin.
 
     Attributes:
         replied: called with each reply; what it raises is logged.

@@ -24,13 +24,12 @@ from services.metrics.registry import DROPPED, Metrics
 from services.verifier.engine.admission import Admission
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
-from services.verifier.engine.deciding.asking import Prices, known_prices
+from services.verifier.engine.deciding.asking import known_prices
 from services.verifier.engine.deciding.contest import Contest
-from services.verifier.engine.deciding.draft_costs import Busy
 from services.verifier.engine.deciding.draft_wait import DraftWait
+from services.verifier.engine.deciding.lessons import Lessons, PassTimes
 from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.deciding.step_contest import StepContest
-from services.verifier.engine.deciding.teaching import teach
 from services.verifier.engine.delivery import Delivery
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.faults import Faults
@@ -41,7 +40,7 @@ from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
 from services.verifier.engine.pass_report import PassFigures
-from services.verifier.engine.passes import PassSize, PassWork, decoding_load, load_to_come, plan_parts, size_of
+from services.verifier.engine.passes import PassWork, decoding_load, load_to_come, plan_parts, size_of
 from services.verifier.engine.pause import Hold, Pause
 from services.verifier.engine.request_checks import check_request
 from services.verifier.engine.singles import Singles, singled_out
@@ -102,8 +101,9 @@ class DecodingLoop:
         self._drafting = Drafting(
             origins, self._requests, config, self.stats, self._forgetting, target.vocab_size, target.depth, timed=timed
         )
-        self._contest = StepContest(budget, self._drafting, contest or Contest())
         self._named = NamedShare(config.named_share)
+        step_contest = StepContest(budget, self._drafting, contest or Contest())
+        self._lessons = Lessons(budget, self._drafting, step_contest, self._named)
         self._draft_wait = DraftWait(self._drafting, budget, self.stats, self._named, config)
         self._delivery = Delivery(self.stats, self._drafting, self._draft_wait, self._fail, self._release)
         self._passes = PassQueue(target, worker, self.stats.times, deadline_s=config.pass_deadline_s, hung=self._hung)
@@ -341,18 +341,13 @@ class DecodingLoop:
         """Steps 4 and 5."""
         began = now()
         begun, took = await self._passes.finish(meanwhile=self._delivery.stream)
-        work, ended = begun.work, now()
-        parts = work.parts
-        seconds, whole_s, self._pass_ended = ended - began, ended - self._pass_ended, ended
+        work, parts, ended = begun.work, begun.work.parts, now()
+        times, self._pass_ended = PassTimes(took, ended - began, ended - self._pass_ended), ended
         with self.stats.times.measure("deliver"):
             # Without parts nobody asks what a draft is worth.
             load = decoding_load(self._requests.running.values()) if parts else work.singles.load
-            size, busy = size_of(work), self._drafting.costs.busy(parts)
-            prices = self._prices(work, size, busy, seconds, whole_s, load)
-            self._contest.learn(work, size, whole_s, busy=any(busy.values()), speculates=self._speculates(work.singles))
-            teach(self._budget, parts, size, took, slowed_s=self._drafting.costs.slowed_s(busy))
-            if 0 < size.named < size.parts:
-                self._named.passed(seconds)
+            size = size_of(work)
+            prices = self._lessons.learn(work, size, times, load, speculates=self._speculates(work.singles))
             self.stats.count_rows(size.rows, size.stream_rows, size.observed_rows)
             self._delivery.deliver_singles(work.singles)
             if parts:
@@ -361,18 +356,7 @@ class DecodingLoop:
                 self._delivery.deliver_all(parts, wanted, prices, figures)
             self._drafting.open_missed(prices)
         self.stats.times.steps += 1
-        self._metrics.step(work, seconds)
-
-    def _prices(
-        self, work: PassWork, size: PassSize, busy: Busy, seconds: float, whole_s: float, load: Load
-    ) -> Prices | None:
-        """What time costs in the coming step, after learning from a pass what drafting costs."""
-        try:
-            self._drafting.learn(work.requests, size, busy, seconds, whole_s, self._budget.seconds(size.load))
-        except Exception:
-            log.exception("learning the cost of drafts from a pass failed")
-            return None
-        return known_prices(load, self._budget)
+        self._metrics.step(work, times.seconds)
 
     def _hung(self) -> None:
         self._delivery.stream()

@@ -1,10 +1,10 @@
-"""Sends the reports of several requests to their origin together, where its link takes them so."""
+"""Sends the reports of several requests to their origin together."""
 
 from __future__ import annotations
 
 from services.verifier.engine.live_request import LiveRequest
 from speculation.columns import SentReports
-from speculation.ports import DraftLink, ReportsTogether
+from speculation.ports import DraftLink
 from speculation.types import EMPTY_TREE, Verdict
 
 
@@ -38,8 +38,4 @@ class ReportsToOne:
             trees=[EMPTY_TREE if each is None else each.tree for each in seen],
             top_ids=[() if each is None else each.top_ids for each in seen],
         )
-        if isinstance(self._link, ReportsTogether):
-            self._link.steps(reports)
-            return
-        for report in reports.alone():
-            self._link.step(report)
+        self._link.steps(reports)

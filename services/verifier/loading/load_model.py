@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,7 @@ def load_beside(config: TargetConfig) -> PreTrainedModel:
         ConfigurationError: it cannot be loaded, or not so; says why.
     """
     check_files(config)
-    if has_own_names(replace(config, dtype="float32")):
+    if has_own_names(config):
         return _load_as_stored(config, torch.float32)
     if load_dtype(config) != torch.float32:
         raise ConfigurationError(
@@ -121,7 +120,7 @@ def stored_in_halves(config: TargetConfig) -> bool:
 def has_own_names(config: TargetConfig) -> bool:
     """Whether the files name all weights as the model does, so that transformers need not rename, join or split them."""
     with WeightFiles(Path(config.model_path)) as files:
-        model = hollow_model(config)
+        model = hollow_model(config, torch.float32)
         return all(name in files or name in model.all_tied_weights_keys for name in model.state_dict())
 
 
@@ -130,7 +129,7 @@ def keeps_experts(config: TargetConfig) -> bool:
     if not keeps_stored(config) or format_of(Path(config.model_path)) is None:
         return False
     with WeightFiles(Path(config.model_path)) as files:
-        model = hollow_model(config)
+        model = hollow_model(config, torch.float32)
         wanted = model.state_dict().keys()
         joined = JoinedWeights(files, model, wanted)
     if not joined.stacked or wanted - model.all_tied_weights_keys.keys() - joined.names:
@@ -178,7 +177,7 @@ def split_layers(config: TargetConfig) -> list[range]:
         raise _not_split(config, f"the model has {count} layers, so 1 to {count} are possible")
     if config.stages == 1:
         return [range(count)]
-    layers = _parts_of(hollow_model(config), config).layers
+    layers = _parts_of(hollow_model(config, torch.float32), config).layers
     head = text.vocab_size * text.hidden_size / sum(parameter.numel() for parameter in layers[0].parameters())
     share = (count + head) / config.stages
     # Every stage gets a layer, however large the output layer is.
@@ -298,14 +297,20 @@ def _made_anew(config: TargetConfig, made_in: torch.dtype | None = None) -> PreT
     return made
 
 
-def hollow_model(config: TargetConfig) -> PreTrainedModel:
+def hollow_model(config: TargetConfig, made_in: torch.dtype | None = None) -> PreTrainedModel:
+    """The whole model without weights.
+
+    Args:
+        made_in: its type; None: that of the weights. float32 does for names and sizes, and changes nothing that all threads
+            share (see ``load_beside``).
+    """
     with reading(f"load the model at {config.model_path}", about=config.model_path), making_a_model(), torch.device("meta"):
-        return _made_anew(config)
+        return _made_anew(config, made_in)
 
 
 def _round(model: PreTrainedModel, config: TargetConfig, layers: range | None = None) -> None:
     if rounds(config):
-        round_entering(model, config, hollow_model(config), layers)
+        round_entering(model, config, hollow_model(config, torch.float32), layers)
 
 
 def _read(

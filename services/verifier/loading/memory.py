@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -260,47 +261,52 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
 
     if fits(config):
         return
+    ways = _ways_to_fit(config, shape.layers, fits, fp8=fp8)
+    helps = (
+        f"one of these would fit: {'; '.join(ways)}"
+        if ways
+        else "no one of verifier.dtype, stages and kv_cache_tokens helps alone"
+    )
+    raise ConfigurationError(
+        f"the model does not fit: {_held_said(config, shape)}, {available / _GIB:.1f} GiB are free; {helps}", about="model"
+    )
+
+
+def _ways_to_fit(config: TargetConfig, layers: int, fits: Callable[[TargetConfig], bool], *, fp8: bool) -> list[str]:
+    """Settings each of which would let the model fit, the others being as they are."""
     fewer = [count for halvings in range(1, 12) if (count := config.cache_tokens >> halvings) >= TILE]
     tokens = next((count for count in fewer if fits(replace(config, kv_cache_tokens=count))), None)
-    stages = next((n for n in range(config.stages + 1, shape.layers + 1) if fits(replace(config, stages=n))), None)
+    smaller = [dtype for dtype in _BYTES if _BYTES[dtype] < _BYTES[config.dtype] and (fp8 or dtype != "fp8")]
+    stages = next((n for n in range(config.stages + 1, layers + 1) if fits(replace(config, stages=n))), None)
     less = [config.pass_requests >> halvings for halvings in range(1, config.pass_requests.bit_length())]
     requests = next((count for count in less if fits(replace(config, pass_requests=count))), None)
     rarer = [config.mamba_block_size << doublings for doublings in range(1, kept_states(config).bit_length())]
     every = next((count for count in rarer if fits(replace(config, mamba_block_size=count))), None)
-    smaller = [dtype for dtype in _BYTES if _BYTES[dtype] < _BYTES[config.dtype] and (fp8 or dtype != "fp8")]
-    dtypes = [dtype for dtype in smaller if fits(replace(config, dtype=dtype))]
     ways = [f"verifier.kv_cache_tokens: {tokens}"] if tokens else []
-    ways += [f"verifier.dtype: {dtype}" for dtype in dtypes]
+    ways += [f"verifier.dtype: {dtype}" for dtype in smaller if fits(replace(config, dtype=dtype))]
     ways += [f"verifier.stages: {stages}, on other machines or GPUs"] if stages else []
     ways += [f"verifier.max_num_seqs: {requests}"] if requests else []
-    ways += [f"verifier.mamba_block_size: {every}"] if every else []
-    further, states, drafters = _further_bytes(config, shape), shape.states(config), drafters_bytes(config)
-    raise ConfigurationError(
-        f"the model does not fit: {shape.weights(config) / _GIB:.1f} GiB of weights ({config.dtype}) and "
+    return ways + ([f"verifier.mamba_block_size: {every}"] if every else [])
+
+
+def _held_said(config: TargetConfig, shape: Shape) -> str:
+    """What the memory would be for."""
+    said = [
+        f"{shape.weights(config) / _GIB:.1f} GiB of weights ({config.dtype}) and "
         f"{shape.cache(config) / _GIB:.1f} GiB of cache (verifier.kv_cache_tokens: {config.cache_tokens})"
-        + (
-            f", {states / _GIB:.1f} GiB of states of {state_slots(config)} requests (verifier.max_num_seqs) and "
+    ]
+    if states := shape.states(config):
+        said.append(
+            f"{states / _GIB:.1f} GiB of states of {state_slots(config)} requests (verifier.max_num_seqs) and "
             f"{kept_states(config)} prefixes (verifier.mamba_block_size)"
-            if states
-            else ""
         )
-        + (f", {further / _GIB:.1f} GiB of captured passes and buffers" if further else "")
-        + (
-            f", {drafters / _GIB:.1f} GiB of hidden states for drafters "
-            "(verifier.kept_feature_bytes, and what drafting keeps)"
-            if drafters
-            else ""
-        )
-        + ("," if states or further or drafters else "")
-        + f" in each of {config.processes if config.tensor_parallel_size > 1 else config.stages} "
-        f"{'processes' if config.tensor_parallel_size > 1 else 'stages'}, {available / _GIB:.1f} GiB are free; "
-        + (
-            f"one of these would fit: {'; '.join(ways)}"
-            if ways
-            else "no one of verifier.dtype, stages and kv_cache_tokens helps alone"
-        ),
-        about="model",
-    )
+    if further := _further_bytes(config, shape):
+        said.append(f"{further / _GIB:.1f} GiB of captured passes and buffers")
+    if drafters := drafters_bytes(config):
+        kept = "(verifier.kept_feature_bytes, and what drafting keeps)"
+        said.append(f"{drafters / _GIB:.1f} GiB of hidden states for drafters {kept}")
+    whose = f"{config.processes} processes" if config.tensor_parallel_size > 1 else f"{config.stages} stages"
+    return f"{', '.join(said)}{',' if len(said) > 1 else ''} in each of {whose}"
 
 
 def with_cache_of(

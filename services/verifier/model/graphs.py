@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from services.machine.captured import Capture, Capturing, Graph, captured, is_memory
+from services.machine.captured import Capture, Capturing, Copies, Graph, captured, is_memory
 from services.verifier.attention.calls import Pass
 from services.verifier.attention.fixed import Buckets, FixedPass, Largest
 from services.verifier.model.target_port import Rows
@@ -91,8 +91,8 @@ class Graphs:
             # Only one graph runs at a time, so all share the memory of intermediate results.
             capture = partial(captured, memory=torch.cuda.graph_pool_handle())
         self._capturing = Capturing(capture, "passes of this model", required)
-        # What graphs make, and hidden states by layer: they share that, too, and the largest is captured first.
-        self._made: dict[int, torch.Tensor] = {}
+        # Of what graphs make, and of hidden states by layer.
+        self._copied = Copies()
 
     def capture(self, largest: Largest, layers: Iterable[tuple[int, ...]]) -> int:
         """Capture all passes up to ``largest``, once for each set of ``layers`` that are kept; returns the number of graphs.
@@ -170,10 +170,3 @@ class Graphs:
 
         if (found := self._capturing.of(run)) is not None:
             bucket.graph, bucket.made = found
-
-    def _copied(self, number: int, rows: torch.Tensor) -> torch.Tensor:
-        """A copy where all passes have theirs, which is made before the first is captured. Each pass overwrites it."""
-        own = self._made.get(number)
-        if own is None or len(own) < len(rows):
-            own = self._made[number] = torch.empty_like(rows)
-        return own[: len(rows)].copy_(rows)

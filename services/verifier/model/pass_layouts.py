@@ -14,6 +14,7 @@ from services.verifier.kernels.native.library import Library
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.lora_adapters import LoraAdapters
 from services.verifier.model.target_port import Rows
+from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from services.verifier.kernels.triton.tree_pass import TritonBuckets
@@ -33,11 +34,6 @@ class PassLayouts:
     def __init__(self, pool: KVPool, triton: TritonBuckets | None, library: Library | None) -> None:
         self._pool, self.triton = pool, triton
         self.kernel = native_attention.kernel_for(library if triton is None else None, pool)
-
-    @property
-    def reader(self) -> object | None:
-        """Our own attention; None: torch's functions read keys and values."""
-        return self.kernel or self.triton
 
     @property
     def buckets(self) -> TritonBuckets | StaticBuckets:
@@ -69,6 +65,19 @@ class PassLayouts:
                 laid_out.adapted = adapters.rows_of(batch, stream_rows)
             return laid_out
         return TiledPass(self._pool, batch, padding, stream_rows)
+
+    def round_rows(self, rows: int) -> None:
+        """Have ``rows`` rows in the cache from now on, rounded. No block may be in use.
+
+        Raises:
+            ConfigurationError: what attends does not round them, or heads have an odd number of numbers, which GPUs read in
+                pairs.
+        """
+        odd = any(size % 2 for call in self._pool.calls for size in (call.key_size, call.value_size))
+        if self._pool.calls and ((self.kernel is None and self.triton is None) or odd):
+            reason = "our own attention, which alone rounds keys and values, does not take this model; use auto"
+            raise ConfigurationError(reason, field="verifier.kv_cache_dtype", value="fp8")
+        self._pool.round_rows(rows)
 
     def of_placed(self, batch: Sequence[PlacedRows]) -> Pass:
         """Rows whose places in the cache are given; for our attention on a CPU."""

@@ -12,7 +12,6 @@ from services.model_files.weights.stored_form import stored_form
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.exact_weights import ExactWeight, PackedLinear
-from speculation.errors import ConfigurationError
 from speculation.messages import ServedWeights
 
 # How torchao's kernels round what enters a layer with weights in fp8; ours do not.
@@ -32,20 +31,12 @@ def served_weights(model: nn.Module, choice: Choice, config: TargetConfig) -> Se
     if config.dtype == "fp8" and choice.linears == "torch":
         rounded = _BY_TORCH
     return ServedWeights(
-        stored=_stored(folder),
+        stored=stored_form(folder),
         multiplied=_held(model) if config.device == "cpu" else (config.dtype,),
         kernels=choice.linears,
         rounded_inputs=rounded,
         rounded_cache=_IN_CACHE if config.rounds_cache else "",
     )
-
-
-def _stored(folder: Path) -> str:
-    try:
-        return stored_form(folder)
-    except ConfigurationError:
-        # Targets of tests have no files.
-        return ""
 
 
 def _held(model: nn.Module) -> tuple[str, ...]:

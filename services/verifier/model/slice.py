@@ -20,7 +20,6 @@ from services.verifier.attention.calls import MAX_NODES, Running, answering
 from services.verifier.attention.fixed import largest_pass
 from services.verifier.attention.on_gpu import pool_and_buckets
 from services.verifier.attention.recording import Recorded, record
-from services.verifier.attention.rounding import COMPARED_ROWS, round_rows
 from services.verifier.choosing.best_of_shards import best_of_ranks
 from services.verifier.choosing.sought import WHOLE_ROWS, Sought
 from services.verifier.config import TargetConfig
@@ -55,6 +54,8 @@ log = logging.getLogger(__name__)
 
 # Rows of the trial passes that show how a model calls attention, and what its layers are.
 _TRIAL_ROWS = 8
+# Of a cache that is to be rounded: rows that it has while what attends is compared with transformers' own attention.
+_COMPARED_ROWS = 512
 _Entering = torch.Tensor | None
 _Run = Callable[[_Entering, _Entering], torch.Tensor]  # A pass over what the stage before made, see ``ModelSlice.run``.
 
@@ -120,7 +121,7 @@ class ModelSlice:
         with noting_layers(self.model, _TRIAL_ROWS) as adaptable:
             self._calls, state_shapes, _ = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
-        held = min(rows, COMPARED_ROWS) if config.rounds_cache else rows
+        held = min(rows, _COMPARED_ROWS) if config.rounds_cache else rows
         self.pool, triton = pool_and_buckets(calls, held, self.dtype, self.device, config.attention_backend, means.attention)
         self.library = library(self.choice.instructions) if self.choice.instructions else None
         self.states = states_of(state_shapes, config, self.library, means.steps)
@@ -147,7 +148,7 @@ class ModelSlice:
     def round_cache(self) -> None:
         """Hold keys and values as the settings say from now on: they are compared with transformers' unrounded before."""
         if self._config.rounds_cache:
-            round_rows(self._layouts.reader, self.pool, self._rows)
+            self._layouts.round_rows(self._rows)
             if self.shards is None:
                 self._capture()
 

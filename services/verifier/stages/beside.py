@@ -126,18 +126,16 @@ class Listening:
                 if not (question := self._awaited(f"asked/{number}")):
                     return
                 told = json.loads(question)
-                kind = told.pop("kind")
-                # A thread for each, since torch's threads in it go with it.
-                with ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{kind} of stage {self._process}") as reader:
-                    answer = reader.submit(self._answered, kind, number, told).result()
-                set_long(self.store, f"asked/{number}/{self._process}", answer)
+                set_long(self.store, f"asked/{number}/{self._process}", self._answered(told.pop("kind"), number, told))
         except RuntimeError:
             # The process's own thread notices that as well, and says so.
             log.debug("process %d is asked nothing any more", self._process, exc_info=True)
 
     def _answered(self, kind: str, number: int, told: Mapping[str, str]) -> str:
         try:
-            return self._answers[kind](number, told)
+            # A thread for each, since torch's threads in it go with it. Where none can be started, that is the answer.
+            with ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{kind} of stage {self._process}") as reader:
+                return reader.submit(self._answers[kind], number, told).result()
         except OutriderError as error:
             return refusal(str(error))
         except Exception as error:

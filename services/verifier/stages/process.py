@@ -64,58 +64,60 @@ class Stage:
                 self._obey(op, arguments, batch)
 
     def _obey(self, op: Op, arguments: tuple[int, ...], batch: tuple[Rows, ...]) -> None:
-        if op is Op.PASS:
-            version, *sought = arguments
-            self._pass(batch, Sought.of_numbers(sought), version)
-            return
-        if op is Op.BEAT:
-            if not self._part.is_first:
-                receive_beat(self._exchange)
-            if self._part.shards is not None:
-                self._part.shards.beat(IDLE_S)
-            if not self._part.is_last:
-                send_activations(self._exchange, Health.FINE, Activations())
-            return
-        if op is Op.EXCHANGE:
-            self._weights.exchange(arguments[0])
-            return
-        if op is Op.DROP_WEIGHTS:
-            self._weights.drop(arguments[0])
-            return
         adapters = self._part.adapters
-        if op is Op.DROP_ADAPTER:
-            # A stage that could not load it has none of the number.
-            if adapters is not None and (number := str(arguments[0])) in adapters.digests:
-                adapters.remove(number)
-            return
-        if op is Op.DRAFT_BY:
-            assert adapters is not None
-            adapters.draft_by_added(str(arguments[0]))
-            return
-        request = str(arguments[0])
-        memory = self._part.memory
-        if op is Op.OPEN:
-            shared, blocks = arguments[1], arguments[2:]
-            memory.assign(request, blocks, len(blocks) - shared)
-            self._lengths[request] = shared * BLOCK
-        elif op is Op.GROW:
-            memory.assign(request, arguments[1:], len(arguments) - 1)
-        elif op is Op.KEEP:
-            context, rows = arguments[1], arguments[2:]
-            memory.keep(request, context, rows)
-            self._lengths[request] = context + len(rows)
-        elif op is Op.LOAD_STATE:
-            memory.load_state(request, *arguments[1:])
-        elif op is Op.SAVE_STATE:
-            memory.save_state(request, *arguments[1:])
-        elif op is Op.ADAPT:
-            assert adapters is not None
-            adapters.assign(request, str(arguments[1]))
-        else:
-            memory.forget(request)
-            self._lengths.pop(request, None)
-            if adapters is not None:
-                adapters.forget(request)
+        match op:
+            case Op.PASS:
+                version, *sought = arguments
+                self._pass(batch, Sought.of_numbers(sought), version)
+            case Op.BEAT:
+                self._beat()
+            case Op.EXCHANGE:
+                self._weights.exchange(*arguments)
+            case Op.DROP_WEIGHTS:
+                self._weights.drop(*arguments)
+            case Op.DROP_ADAPTER:
+                # A stage that could not load it has none of the number.
+                if adapters is not None and (number := str(arguments[0])) in adapters.digests:
+                    adapters.remove(number)
+            case Op.DRAFT_BY:
+                assert adapters is not None
+                adapters.draft_by_added(str(arguments[0]))
+            case _:
+                self._obey_for(str(arguments[0]), op, arguments[1:])
+
+    def _obey_for(self, request: str, op: Op, arguments: tuple[int, ...]) -> None:
+        memory, adapters = self._part.memory, self._part.adapters
+        match op:
+            case Op.OPEN:
+                shared, *blocks = arguments
+                memory.assign(request, blocks, len(blocks) - shared)
+                self._lengths[request] = shared * BLOCK
+            case Op.GROW:
+                memory.assign(request, arguments, len(arguments))
+            case Op.KEEP:
+                context, *rows = arguments
+                memory.keep(request, context, rows)
+                self._lengths[request] = context + len(rows)
+            case Op.LOAD_STATE:
+                memory.load_state(request, *arguments)
+            case Op.SAVE_STATE:
+                memory.save_state(request, *arguments)
+            case Op.ADAPT:
+                assert adapters is not None
+                adapters.assign(request, str(arguments[0]))
+            case _:
+                memory.forget(request)
+                self._lengths.pop(request, None)
+                if adapters is not None:
+                    adapters.forget(request)
+
+    def _beat(self) -> None:
+        if not self._part.is_first:
+            receive_beat(self._exchange)
+        if self._part.shards is not None:
+            self._part.shards.beat(IDLE_S)
+        if not self._part.is_last:
+            send_activations(self._exchange, Health.FINE, Activations())
 
     def _pass(self, batch: tuple[Rows, ...], sought: Sought, version: int) -> None:
         """Run one pass; in any case the next stage is told how it went.

@@ -62,7 +62,7 @@ class Heard:
     """A link's receiver that keeps what comes; and an honest link, as far as the lie needs one."""
 
     connected = True
-    open = step = features = close = forget = stop = staticmethod(lambda *_: None)
+    open = step = steps = features = close = forget = stop = staticmethod(lambda *_: None)
 
     def __init__(self) -> None:
         self.replies: list[DraftingReply] = []

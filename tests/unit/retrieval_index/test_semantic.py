@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from cluster.build import Pipeline
-from retrieval_index import vectors
+from retrieval_index import state_index
 from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
 from retrieval_index.index import open_index
 from retrieval_index.manifest import END, FILE, SEMANTIC
 from retrieval_index.perplexity import ModelScorer
-from retrieval_index.vectors import StateIndex, kind_for
+from retrieval_index.state_index import StateIndex, kind_for
 from services.api.messages import ClientRequest, Completion, RequestedSampling
 from services.drafter.sources.semantic import Semantic
 from services.model_files.folder import tokenizer_digest
@@ -177,11 +177,11 @@ def test_the_kind_of_index_goes_by_its_size() -> None:
 @pytest.mark.parametrize("most", ["_EXACT_UP_TO", "_BYTES_UP_TO"])
 def test_every_kind_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str) -> None:
     for name in ("_EXACT_UP_TO", most):
-        monkeypatch.setattr(vectors, name, 100)
+        monkeypatch.setattr(state_index, name, 100)
     source = np.random.default_rng(1)
     states = source.standard_normal((4000, 32)).astype(np.float16)
     tokens = np.arange(4000, dtype=np.uint32)
-    vectors.build(states, tokens, tmp_path)
+    state_index.build(states, tokens, tmp_path)
     assert kind_for(*states.shape) == ("IVF252,SQ8" if most == "_EXACT_UP_TO" else "IVF252,PQ4x8")
     index = StateIndex(tmp_path)
     hits = 0
@@ -196,9 +196,9 @@ def test_where_faiss_sees_a_gpu_the_states_lie_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: bool
 ) -> None:
     """Answers are those of the processor, with a double of FAISS's classes for GPUs; also if the index does not fit there."""
-    monkeypatch.setattr(vectors, "_EXACT_UP_TO", 100)
+    monkeypatch.setattr(state_index, "_EXACT_UP_TO", 100)
     states = np.random.default_rng(1).standard_normal((2000, 32)).astype(np.float16)
-    vectors.build(states, np.arange(2000, dtype=np.uint32), tmp_path)
+    state_index.build(states, np.arange(2000, dtype=np.uint32), tmp_path)
     plain, searched, set_aside = StateIndex(tmp_path), list[int](), list[int]()
 
     class Resources:
@@ -215,14 +215,14 @@ def test_where_faiss_sees_a_gpu_the_states_lie_there(
 
     def move(resources: Resources, device: int, index: Any) -> Moved:
         assert isinstance(resources, Resources)
-        assert (device, index.nprobe) == (0, vectors._PROBED)
+        assert (device, index.nprobe) == (0, state_index._PROBED)
         if fails:
             raise RuntimeError("Error in alloc:\n out of memory")
         return Moved(index)
 
-    monkeypatch.setattr(vectors.faiss, "get_num_gpus", lambda: 1, raising=False)
-    monkeypatch.setattr(vectors.faiss, "StandardGpuResources", Resources, raising=False)
-    monkeypatch.setattr(vectors.faiss, "index_cpu_to_gpu", move, raising=False)
+    monkeypatch.setattr(state_index.faiss, "get_num_gpus", lambda: 1, raising=False)
+    monkeypatch.setattr(state_index.faiss, "StandardGpuResources", Resources, raising=False)
+    monkeypatch.setattr(state_index.faiss, "index_cpu_to_gpu", move, raising=False)
     index = StateIndex(tmp_path)
     for n in range(0, 1900, 100):
         asked = states[n].astype(np.float32), n + 1, 8, 3

@@ -14,7 +14,7 @@ import redis
 import trustme
 
 from retrieval_index.access import PUBLISHER, READER, rules, without_password
-from retrieval_index.cached import is_whole
+from retrieval_index.cache_folder import is_whole
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.index import open_index
 from retrieval_index.manifest import read_manifest

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from typing_extensions import override
 
 from services.api.messages import ClientRequest, RequestedSampling
 from services.links.in_process import InProcessDraftLink
@@ -14,7 +15,9 @@ from services.router.drafters import TrainedDrafter
 from services.router.strategies import StrategyConfig
 from services.verifier.comparing import comparing as comparing_module
 from services.verifier.comparing.comparing import MOST_S, Comparing
+from services.verifier.engine.native.library import engine_library
 from speculation.budget import Budget, FixedBudget
+from speculation.columns import SentReports
 from speculation.errors import InvalidArgument, Unavailable
 from speculation.messages import GenerationRequest, Progress, ReplayedAnswer
 from speculation.types import Plan
@@ -66,6 +69,27 @@ async def test_seconds_are_by_the_table_of_costs() -> None:
 async def test_a_drafter_that_does_not_draft_makes_a_strategy_unknown(mood: str) -> None:
     _, found = await replayed(RandomDrafter(mood=mood), PLAN, PLAIN)
     assert found == (UNKNOWN, ReplayedAnswer(num_passes=LENGTH, seconds=None))
+
+
+class CountingLink(InProcessDraftLink):
+    """Notes how many reports came together at most."""
+
+    together = 0
+
+    @override
+    def steps(self, reports: SentReports) -> None:
+        self.together = max(self.together, len(reports))
+        super().steps(reports)
+
+
+@pytest.mark.skipif(engine_library() is None, reason="there is no compiler")
+@simulated
+async def test_reports_that_go_together_go_so_where_answers_may_be_compared() -> None:
+    link = CountingLink(RandomDrafter(mood="good"))
+    comparing = Comparing([origin(link)], FixedBudget(max_nodes=6), VOCAB)
+    async with decoding(ToyTarget(), *comparing.origins, draft_deadline_s=1.0) as loop:
+        await asyncio.gather(*(collect(loop, replace(wanted(), request_id=f"r{at}")) for at in range(4)))
+    assert link.together > 1
 
 
 @simulated

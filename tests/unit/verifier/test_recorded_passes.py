@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from services.verifier.engine.deciding.draft_costs import DraftCosts
-from services.verifier.engine.deciding.teaching import teach
+from services.verifier.engine.deciding.lessons import teach
 from services.verifier.engine.passes import PassSize
 from speculation.budget import MeasuredBudget
 from speculation.costs import CostTable, Load

@@ -78,37 +78,15 @@ def shapes_of(config: BlockConfig, held: Shapes) -> dict[str, tuple[int, ...]]:
     Args:
         held: shapes of those that it holds: an output layer over all tokens may come with a draft vocabulary.
     """
-    layer = config.layer
-    size, inner, dim = layer.hidden_size, layer.intermediate_size, layer.head_dim
-    queries, keys = layer.num_attention_heads * dim, layer.num_key_value_heads * dim
+    layer, own = config.layer, config.layer.layer_shapes
+    size = layer.hidden_size
     wanted: dict[str, tuple[int, ...]] = {"fc.weight": (size, layer.state_size), "hidden_norm.weight": (size,)}
     wanted |= {"norm.weight": (size,)}
+    if kernel := config.conv_kernel_size:
+        written = 2 * kernel * (size // config.conv_group_size)
+        for conv in ("attention_conv", "mlp_conv"):
+            own |= {f"{conv}.base_kernel": (2, kernel, size), f"{conv}.kernel_projection.weight": (written, size)}
     for number in range(layer.num_layers):
-        own: dict[str, tuple[int, ...]] = {
-            "input_layernorm.weight": (size,),
-            "post_attention_layernorm.weight": (size,),
-            "self_attn.q_proj.weight": (queries, size),
-            "self_attn.k_proj.weight": (keys, size),
-            "self_attn.v_proj.weight": (keys, size),
-            "self_attn.o_proj.weight": (size, queries),
-            "mlp.gate_proj.weight": (inner, size),
-            "mlp.up_proj.weight": (inner, size),
-            "mlp.down_proj.weight": (size, inner),
-        }
-        if layer.qk_norm:
-            own |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
-        if layer.qkv_bias:
-            own |= {
-                f"self_attn.{name}_proj.bias": (count,) for name, count in zip("qkv", (queries, keys, keys), strict=True)
-            }
-        if layer.o_bias:
-            own["self_attn.o_proj.bias"] = (size,)
-        if layer.mlp_bias:
-            own |= {"mlp.gate_proj.bias": (inner,), "mlp.up_proj.bias": (inner,), "mlp.down_proj.bias": (size,)}
-        if kernel := config.conv_kernel_size:
-            written = 2 * kernel * (size // config.conv_group_size)
-            for conv in ("attention_conv", "mlp_conv"):
-                own |= {f"{conv}.base_kernel": (2, kernel, size), f"{conv}.kernel_projection.weight": (written, size)}
         wanted |= {f"layers.{number}.{name}": shape for name, shape in own.items()}
     if config.markov_rank:
         wanted["markov_head.markov_w1.weight"] = (layer.vocab_size, config.markov_rank)

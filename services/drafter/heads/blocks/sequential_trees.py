@@ -118,8 +118,7 @@ class SequentialTrees:
         self._levels = levels
         self._depth = min(levels, form.depth or levels)
         self._width = form.width
-        # Of the system's own entropy: answers to equal prompts must not share their drafts.
-        self._draw = draw or draw_with(np.random.default_rng())
+        self._draw = draw or draw_with()
 
     def grow(self, wanted: Sequence[DraftWanted], hidden: torch.Tensor) -> list[TokenTree]:
         """As ``LevelTrees.grow``."""

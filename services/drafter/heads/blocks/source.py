@@ -18,7 +18,7 @@ from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.blocks.sequential_trees import SequentialTrees
 from services.drafter.heads.cache import CacheShape, PassRows
 from services.drafter.heads.canary.levels import check_levels_at
-from services.drafter.heads.level_source import LevelSource
+from services.drafter.heads.level_source import CommittedLevelSource
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.products import multiply_by_kernels
@@ -45,7 +45,7 @@ def make(config: DrafterConfig) -> BlockSource:
     return BlockSource(drafter, window=trained.window, form=LevelForm.of(trained), ahead=config.draft_ahead > 0)
 
 
-class BlockSource(LevelSource):
+class BlockSource(CommittedLevelSource):
     """Positions without a state are hidden from the block, until their states come.
 
     Args:
@@ -91,11 +91,10 @@ class BlockSource(LevelSource):
         )
 
     @override
-    def _guess(self, due: Sequence[Due]) -> tuple[list[Due], torch.Tensor]:
+    def _compute(self, due: Sequence[Due]) -> dict[int, torch.Tensor]:
         ready = self._commit(due)
-        if not ready:
-            return ready, self._missing
-        return ready, self._blocks([each.session for each in ready]).flatten(0, 1)
+        hidden = self._blocks([each.session for each in ready]) if ready else ()
+        return {each.place: own for each, own in zip(ready, hidden, strict=True)}
 
     def _commit(self, due: Sequence[Due]) -> list[Due]:
         """Make keys and values of the states of committed positions.
@@ -103,7 +102,7 @@ class BlockSource(LevelSource):
         Returns:
             The drafts that can begin. The others have too many rows for one call, and must be asked for again.
         """
-        pieces = [(due[index], piece) for index, piece in in_one_call([each.rows for each in due])]
+        pieces = in_one_call(due)
         for each, piece in pieces:
             each.session.cache.reserve(int(piece.positions[-1]) + 1, self._drafter.config.block_size)
         parts = [each.session.cache.committed(piece.positions) for each, piece in pieces]

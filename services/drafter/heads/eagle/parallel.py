@@ -17,7 +17,7 @@ from services.drafter.heads.cache import PassRows
 from services.drafter.heads.canary.heads import check_checkpoint
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_files import load_head
-from services.drafter.heads.level_source import LevelSource
+from services.drafter.heads.level_source import CommittedLevelSource
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.products import multiply_by_kernels
@@ -47,7 +47,7 @@ def make(config: DrafterConfig) -> ParallelSource:
     return ParallelSource(head, window=trained.window, form=LevelForm.of(trained), ahead=config.draft_ahead > 0)
 
 
-class ParallelSource(LevelSource):
+class ParallelSource(CommittedLevelSource):
     """Drafts by EAGLE-3's head with masks.
 
     Args:
@@ -83,28 +83,24 @@ class ParallelSource(LevelSource):
         )
 
     @override
-    def _guess(self, due: Sequence[Due]) -> tuple[list[Due], torch.Tensor]:
-        pieces = [(due[index], piece) for index, piece in in_one_call([each.rows for each in due])]
-        ready = [(each, piece) for each, piece in pieces if len(piece) == len(each.rows)]
+    def _compute(self, due: Sequence[Due]) -> dict[int, torch.Tensor]:
+        pieces = in_one_call(due)
+        ready = [each for each, piece in pieces if len(piece) == len(each.rows)]
         ends = np.cumsum([len(piece) for _, piece in pieces])
         last = [int(end) - 1 for (each, piece), end in zip(pieces, ends, strict=True) if len(piece) == len(each.rows)]
-        try:
-            hidden = self._pass(pieces, [each for each, _ in ready])
-        except BaseException:
-            # Rows count as computed, and are not.
-            for each, _ in pieces:
-                each.session.cache.clear()
-            raise
+        with self._computing(pieces, self._levels) as committed:
+            hidden = self._pass(pieces, committed, ready)
         masks = hidden[int(ends[-1]) :].view(len(ready), self._levels - 1, hidden.shape[-1])
-        return [each for each, _ in ready], torch.cat((hidden[last][:, None], masks), dim=1).flatten(0, 1)
+        levels = torch.cat((hidden[last][:, None], masks), dim=1)
+        return {each.place: own for each, own in zip(ready, levels, strict=True)}
 
-    def _pass(self, pieces: Sequence[tuple[Due, CommittedRows]], ready: Sequence[Due]) -> torch.Tensor:
+    def _pass(
+        self, pieces: Sequence[tuple[Due, CommittedRows]], committed: Sequence[PassRows], ready: Sequence[Due]
+    ) -> torch.Tensor:
         """[rows, h], what the output layer reads of committed rows and, behind all of these, of masks."""
         count, device = self._levels - 1, self._shape.device
-        parts = [self._committed(each, piece) for each, piece in pieces]
-        if count:
-            before = np.tri(count, dtype=np.bool_)
-            parts += [each.session.cache.tree(before) for each in ready]
+        before = np.tri(count, dtype=np.bool_)
+        behind = [each.session.cache.tree(before) for each in ready if count]
         masks = count * len(ready)
         tokens = np.concatenate([piece.tokens for _, piece in pieces] + [np.full(masks, self._head.config.mask_token_id)])
         positions = [piece.positions for _, piece in pieces]
@@ -114,15 +110,7 @@ class ParallelSource(LevelSource):
             self._head.embed(torch.from_numpy(tokens).to(device))[None],
             self._head.fuse(states)[None],
             torch.from_numpy(np.concatenate(positions)).to(device)[None],
-            PassAttention(parts),
+            PassAttention([*committed, *behind]),
         )
         hidden: torch.Tensor = output.hidden[0]
         return hidden
-
-    def _committed(self, each: Due, piece: CommittedRows) -> PassRows:
-        cache = each.session.cache
-        cache.reserve(int(piece.positions[-1]) + 1, self._levels)
-        part = cache.committed(piece.positions)
-        # Masks stand behind these rows, in the same pass.
-        each.session.computed(piece)
-        return part

@@ -26,7 +26,7 @@ from services.drafter.heads.level_graphs import LevelGraphs, LevelOutput, LevelP
 from services.drafter.heads.outcome_trees import OutcomeTrees
 from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.products import multiply_by_kernels
-from services.drafter.heads.session import FeatureSession, in_one_call
+from services.drafter.heads.session import FeatureSession, due_in, in_one_call
 from services.drafter.heads.state_head import HeadOutput, StateHead
 from services.drafter.sessions.cache_room import MOST_BYTES, CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw, draw_with
@@ -154,8 +154,7 @@ class FeatureSource:
         self._head = head
         self._form = (form or TreeForm()).within(head.levels)
         self._choice = DraftChoice(head)
-        # Of the system's own entropy: answers to equal prompts must not share their drafts.
-        self._draw = draw or draw_with(np.random.default_rng())
+        self._draw = draw or draw_with()
         self._room = CacheRoom(most_bytes)
         self._missing = head.missing_state.detach()
         self._shape = head.cache_shape(window)
@@ -170,10 +169,8 @@ class FeatureSource:
     def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
         trees: list[TokenTree | None] = [None if wanted.max_nodes else EMPTY_TREE for wanted in batch]
         due = [
-            GrowingDraft(place, wanted.session, self._growth(wanted), rows)
-            for place, wanted in enumerate(batch)
-            if wanted.max_nodes
-            and (rows := wanted.session.rows_wanted(wanted.states, self._head.state_layers, self._missing)) is not None
+            GrowingDraft(each.place, each.session, self._growth(batch[each.place]), each.rows)
+            for each in due_in(batch, self._head.state_layers, self._missing)
         ]
         if not due:
             return trees
@@ -235,7 +232,7 @@ class FeatureSource:
             The drafts that can begin, and [drafts, h], the output of each one's last row. The others have too many rows for
             one call, and must be asked for again.
         """
-        pieces = [(due[index], piece) for index, piece in in_one_call([each.rows for each in due])]
+        pieces = in_one_call(due)
         for each, piece in pieces:
             each.session.cache.reserve(int(piece.positions[-1]) + 1, each.growth.rows)
         output = self._pass(

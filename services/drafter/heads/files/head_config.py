@@ -127,6 +127,30 @@ class HeadConfig:
         """Width of a state as the target gives it: that of all ``state_layers`` together."""
         return self.target_hidden_size * len(self.state_layers)
 
+    @property
+    def layer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each tensor of a Llama's layer of these sizes, the shape, by its name within the layer."""
+        size, inner, dim = self.hidden_size, self.intermediate_size, self.head_dim
+        queries, keys = self.num_attention_heads * dim, self.num_key_value_heads * dim
+        matrices = {
+            "self_attn.q_proj": (queries, size, self.qkv_bias),
+            "self_attn.k_proj": (keys, size, self.qkv_bias),
+            "self_attn.v_proj": (keys, size, self.qkv_bias),
+            "self_attn.o_proj": (size, queries, self.o_bias),
+            "mlp.gate_proj": (inner, size, self.mlp_bias),
+            "mlp.up_proj": (inner, size, self.mlp_bias),
+            "mlp.down_proj": (size, inner, self.mlp_bias),
+        }
+        norms = {"input_layernorm": size, "post_attention_layernorm": size}
+        if self.qk_norm:
+            norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
+        found: dict[str, tuple[int, ...]] = {f"{name}.weight": (width,) for name, width in norms.items()}
+        for name, (written, read, bias) in matrices.items():
+            found[f"{name}.weight"] = (written, read)
+            if bias:
+                found[f"{name}.bias"] = (written,)
+        return found
+
 
 def head_for(
     target: TargetShape,

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
+from typing_extensions import override
 
 from services.drafter.config import DrafterConfig
 from services.drafter.heads.canary.levels import check_levels_at
 from services.drafter.heads.choosing_session import ChoosingSession
 from services.drafter.heads.files.head_config import FINAL
+from services.drafter.heads.level_source import LevelSource
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.medusa.files import load_medusa
 from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import state_numbers
 from services.drafter.sessions.thread import use_threads
-from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.messages import OpenSession
-from speculation.types import EMPTY_TREE, TokenTree
 
 NAME = "medusa"
 _LAYERS = (FINAL,)
@@ -39,10 +40,8 @@ def make(config: DrafterConfig) -> MedusaSource:
     return MedusaSource(heads, form=LevelForm.of_medusa(trained), ahead=config.draft_ahead > 0)
 
 
-class MedusaSource:
-    """Implements ``ModelSource`` and ``DraftsAhead``.
-
-    Nothing is computed for a text but from its last state, so that nothing is caught up.
+class MedusaSource(LevelSource):
+    """Nothing is computed for a text but from its last state, so that nothing is caught up.
 
     Args:
         form: of the trees.
@@ -50,34 +49,20 @@ class MedusaSource:
     """
 
     def __init__(self, heads: MedusaHeads, *, form: LevelForm | None = None, ahead: bool = False) -> None:
+        super().__init__(LevelTrees(NAME, heads, heads.config.num_heads, form or LevelForm(), ahead=ahead))
         self._heads = heads
-        self._trees = LevelTrees(NAME, heads, heads.config.num_heads, form or LevelForm(), ahead=ahead)
         rows = heads.vocabulary.rows
         self._like = torch.zeros(heads.config.hidden_size, dtype=rows.dtype, device=rows.device)
 
     def open(self, message: OpenSession) -> ChoosingSession:
         return ChoosingSession(message, self._heads.beyond(message.tokens[: message.prompt_length]))
 
-    @torch.inference_mode()
-    def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
-        trees: list[TokenTree | None] = [None if wanted.max_nodes else EMPTY_TREE for wanted in batch]
+    @override
+    def _guess(self, batch: Sequence[DraftWanted]) -> dict[int, torch.Tensor]:
         due: dict[int, torch.Tensor] = {}
         for place, wanted in enumerate(batch):
             # The last committed token has not been through the target yet.
             row = wanted.states.of(len(wanted.session.tokens) - 2, _LAYERS) if wanted.max_nodes else None
             if row is not None:
                 due[place] = state_numbers(row, _LAYERS, self._like)
-        if due:
-            hidden = self._heads(torch.cat(list(due.values())))
-            drafted = self._trees.grow([batch[place] for place in due], hidden.flatten(0, 1))
-            for place, tree in zip(due, drafted, strict=True):
-                trees[place] = tree
-        return trees
-
-    @torch.inference_mode()
-    def draft_ahead(self, batch: Sequence[AheadWanted], go_on: Callable[[], bool]) -> list[list[Ahead]]:
-        """As ``DraftsAhead.draft_ahead``. Drafts that are drawn from q are not made ahead."""
-        return self._trees.ahead(batch, go_on)
-
-    def forget(self, tenant: str) -> None:
-        """Nothing is kept beyond a session."""
+        return dict(zip(due, self._heads(torch.cat(list(due.values()))), strict=True)) if due else {}

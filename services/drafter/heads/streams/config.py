@@ -109,20 +109,14 @@ def trained_shapes(config: StreamsConfig, layers: HeadConfig) -> dict[str, tuple
     Args:
         layers: the target's last ones.
     """
-    size, rank = config.hidden_size, config.rank
-    query, value = (heads * layers.head_dim for heads in (layers.num_attention_heads, layers.num_key_value_heads))
-    sizes = {
-        "self_attn.q_proj": (size, query),
-        "self_attn.v_proj": (size, value),
-        "self_attn.o_proj": (query, size),
-        "mlp.down_proj": (layers.intermediate_size, size),
-    }
+    size, rank, shapes = config.hidden_size, config.rank, layers.layer_shapes
     found: dict[str, tuple[int, ...]] = {STREAM_EMBEDDINGS: (config.num_streams, size)}
     if config.pruning_rank:
         found[f"{PRUNING}.lora_A.weight"] = (config.pruning_rank, size)
         found[f"{PRUNING}.lora_B.weight"] = (size, config.pruning_rank)
     for number in range(config.target_layers - config.num_layers, config.target_layers):
-        for name, (read, written) in sizes.items():
+        for name in ADAPTED:
+            written, read = shapes[f"{name}.weight"]
             found[f"layers.{number}.{name}.lora_A.weight"] = (rank, read)
             found[f"layers.{number}.{name}.lora_B.weight"] = (written, rank)
     return found

@@ -78,24 +78,6 @@ def last_layers(folder: Path, target: TargetShape, count: int, where: str) -> La
 
 def _layer_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of Llama's layers and final norm, by the names of ``OwnLayers``."""
-    size, inner, width = config.hidden_size, config.intermediate_size, config.head_dim
-    query, kept = config.num_attention_heads * width, config.num_key_value_heads * width
-    matrices = {
-        "self_attn.q_proj": (query, size, config.qkv_bias),
-        "self_attn.k_proj": (kept, size, config.qkv_bias),
-        "self_attn.v_proj": (kept, size, config.qkv_bias),
-        "self_attn.o_proj": (size, query, config.o_bias),
-        "mlp.gate_proj": (inner, size, config.mlp_bias),
-        "mlp.up_proj": (inner, size, config.mlp_bias),
-        "mlp.down_proj": (size, inner, config.mlp_bias),
-    }
-    norms = {"input_layernorm": size, "post_attention_layernorm": size}
-    if config.qk_norm:
-        norms |= {"self_attn.q_norm": width, "self_attn.k_norm": width}
-    layer: dict[str, tuple[int, ...]] = {f"{name}.weight": (each,) for name, each in norms.items()}
-    for name, (written, read, bias) in matrices.items():
-        layer[f"{name}.weight"] = (written, read)
-        if bias:
-            layer[f"{name}.bias"] = (written,)
-    every = {f"layers.{number}.{name}": each for number in range(config.num_layers) for name, each in layer.items()}
-    return {**every, _NORM: (size,)}
+    layer, numbers = config.layer_shapes, range(config.num_layers)
+    every = {f"layers.{number}.{name}": each for number in numbers for name, each in layer.items()}
+    return {**every, _NORM: (config.hidden_size,)}

@@ -9,25 +9,24 @@ decides: streams, if it computed them; otherwise the states that they begin with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from services.drafter.config import DrafterConfig
 from services.drafter.heads.cache import CacheShape, PassRows
 from services.drafter.heads.canary.levels import check_levels_at
+from services.drafter.heads.level_source import CommittedLevelSource
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.products import multiply_by_kernels
-from services.drafter.heads.session import CommittedRows, FeatureSession, in_one_call, state_numbers
+from services.drafter.heads.session import CommittedRows, Due, in_one_call, state_numbers
 from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.streams import Streams
-from services.drafter.sessions.cache_room import MOST_BYTES, CacheRoom
+from services.drafter.sessions.cache_room import MOST_BYTES
 from services.drafter.sessions.thread import use_threads
 from services.drafter.sources.interfaces import DraftWanted
-from speculation.messages import OpenSession
-from speculation.types import EMPTY_TREE, TokenTree
 
 NAME = "streaming"
 
@@ -47,17 +46,8 @@ def make(config: DrafterConfig) -> StreamSource:
     return StreamSource(streams, window=trained.window, form=LevelForm.of(trained))
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
-    """A session whose draft is wanted, and the main rows that it needs first."""
-
-    place: int
-    session: FeatureSession
-    rows: CommittedRows
-
-
-class StreamSource:
-    """Implements ``ModelSource``.
+class StreamSource(CommittedLevelSource):
+    """Drafts by streams of the target's pass, or by two steps. Its committed rows are main rows.
 
     Args:
         window: most committed rows that a row attends to. Beyond it, main rows differ a little from the target's own.
@@ -67,36 +57,38 @@ class StreamSource:
     def __init__(self, streams: Streams, *, window: int, form: LevelForm | None = None) -> None:
         self._streams = streams
         self._ahead = streams.config.num_streams
-        self._trees = LevelTrees(NAME, streams, self._ahead, form or LevelForm())
-        self._room = CacheRoom(MOST_BYTES)
         embeddings, layers = streams.stream_embeddings, streams.own.config
-        # Stands where the target's state is not known: a row of zeros adds nothing, and little is seen of it.
-        self._missing = torch.zeros_like(embeddings[0])
         self._in_pass = streams.config.layers_in_pass
         self._like = torch.zeros_like(embeddings).flatten()
-        self._shape = CacheShape(
-            layers=layers.num_layers,
-            heads=layers.num_key_value_heads,
-            width=layers.head_dim,
-            window=min(window, layers.window or window),
-            dtype=embeddings.dtype,
-            device=embeddings.device,
+        super().__init__(
+            streams.output,
+            LevelTrees(NAME, streams, self._ahead, form or LevelForm()),
+            layers=(streams.config.state_layer,),
+            # A row of zeros adds nothing, and little is seen of it.
+            missing=torch.zeros_like(embeddings[0]),
+            shape=CacheShape(
+                layers=layers.num_layers,
+                heads=layers.num_key_value_heads,
+                width=layers.head_dim,
+                window=min(window, layers.window or window),
+                dtype=embeddings.dtype,
+                device=embeddings.device,
+            ),
+            most_bytes=MOST_BYTES,
         )
 
-    def open(self, message: OpenSession) -> FeatureSession:
-        extra = self._streams.output.beyond(message.tokens[: message.prompt_length])
-        return FeatureSession(message, self._shape, extra)
-
-    @torch.inference_mode()
-    def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
-        trees: list[TokenTree | None] = [None if wanted.max_nodes else EMPTY_TREE for wanted in batch]
-        hidden = self._from_passes(batch)
-        hidden |= self._by_two_steps([(place, wanted) for place, wanted in enumerate(batch) if place not in hidden])
-        if hidden:
-            drafted = self._trees.grow([batch[place] for place in hidden], torch.cat(list(hidden.values())))
-            for place, tree in zip(hidden, drafted, strict=True):
-                trees[place] = tree
-        return trees
+    @override
+    def _guess(self, batch: Sequence[DraftWanted]) -> dict[int, torch.Tensor]:
+        found = self._from_passes(batch)
+        due = [
+            Due(place, wanted.session, rows)
+            for place, wanted in enumerate(batch)
+            if place not in found
+            and wanted.max_nodes
+            and _may_know(wanted, self._layers)
+            and (rows := wanted.session.rows_wanted(wanted.states, self._layers, self._missing)) is not None
+        ]
+        return found | self._guess_for(due)
 
     def _from_passes(self, batch: Sequence[DraftWanted]) -> dict[int, torch.Tensor]:
         """[gamma, h] of each place in ``batch`` whose last row had streams in the target's pass."""
@@ -108,54 +100,17 @@ class StreamSource:
                 found[place] = numbers.view(self._ahead, -1)
         return found
 
-    def _by_two_steps(self, others: Sequence[tuple[int, DraftWanted]]) -> dict[int, torch.Tensor]:
-        """The same of those whose streams can be computed here."""
-        layers = (self._streams.config.state_layer,)
-        due = [
-            _Due(place, wanted.session, rows)
-            for place, wanted in others
-            if wanted.max_nodes
-            and _may_know(wanted, layers)
-            and (rows := wanted.session.rows_wanted(wanted.states, layers, self._missing)) is not None
-        ]
-        if not due:
-            return {}
-        ready, hidden = self._compute(due)
-        self._room.used(each.session.cache for each in due)
+    @override
+    def _compute(self, due: Sequence[Due]) -> dict[int, torch.Tensor]:
+        """One pass over main rows, and the streams of each session whose main rows are complete with it."""
+        pieces = in_one_call(due)
+        ready = [each for each, piece in pieces if len(piece) == len(each.rows)]
+        with self._computing(pieces, self._ahead) as main:
+            hidden = self._pass([piece for _, piece in pieces], main, ready)
         # Without the target's state of the last row there is nothing to begin with.
         return {each.place: own for each, own in zip(ready, hidden, strict=True) if each.rows.known[-1]}
 
-    def forget(self, tenant: str) -> None:
-        """Nothing is kept beyond a session."""
-
-    def _compute(self, due: Sequence[_Due]) -> tuple[list[_Due], torch.Tensor]:
-        """One pass over main rows, and the streams of each session whose main rows are complete with it.
-
-        Returns:
-            These sessions, and [sessions, gamma, h], what the output layer reads of their streams. The others have too many
-            rows for one call, and must be asked for again.
-        """
-        pieces = [(due[index], piece) for index, piece in in_one_call([each.rows for each in due])]
-        ready = [each for each, piece in pieces if len(piece) == len(each.rows)]
-        main = [self._main(each, piece) for each, piece in pieces]
-        try:
-            hidden = self._pass([piece for _, piece in pieces], main, ready)
-        except BaseException:
-            # Rows count as computed, and are not.
-            for each, _ in pieces:
-                each.session.cache.clear()
-            raise
-        return ready, hidden
-
-    def _main(self, each: _Due, piece: CommittedRows) -> PassRows:
-        cache = each.session.cache
-        cache.reserve(int(piece.positions[-1]) + 1, self._ahead)
-        part = cache.committed(piece.positions)
-        # Streams stand behind these rows, in the same pass.
-        each.session.computed(piece)
-        return part
-
-    def _pass(self, pieces: Sequence[CommittedRows], main: Sequence[PassRows], ready: Sequence[_Due]) -> torch.Tensor:
+    def _pass(self, pieces: Sequence[CommittedRows], main: Sequence[PassRows], ready: Sequence[Due]) -> torch.Tensor:
         """[ready, gamma, h], what the output layer reads of their streams."""
         ahead = self._ahead
         own_and_before = np.tri(ahead, dtype=np.bool_)
@@ -170,7 +125,7 @@ class StreamSource:
         streams = ahead * len(ready)
         # Main rows come first in every layer, so that streams find their keys.
         hidden = self._streams(rows[None], places[None], PassAttention([*main, *behind]), streams=streams)
-        found: torch.Tensor = hidden[0, len(rows) - streams :].view(len(ready), ahead, -1)
+        found: torch.Tensor = hidden[0, len(rows) - streams :].view(len(ready), ahead, hidden.shape[-1])
         return found
 
 

@@ -82,11 +82,3 @@ def likeliest_paths(levels: Sequence[Sequence[Likely]], most: int, least: float)
         push(parent, above, level, rank + 1)
         push(node, -negative, level + 1, 0)
     return tokens, parents, scores
-
-
-def chances_to_end(parents: Sequence[int], scores: Sequence[float]) -> dict[int, float]:
-    """The nodes, and ``ROOT``, with the chance that the accepted path ends there."""
-    rest = {ROOT: 1.0, **dict(enumerate(scores))}
-    for parent, score in zip(parents, scores, strict=True):
-        rest[parent] -= score
-    return rest

@@ -19,11 +19,11 @@ from typing import cast
 
 from services.drafter.config import DrafterConfig
 from services.drafter.heads.uno.config import UnoConfig, parse_uno
-from services.drafter.heads.uno.marginals import ClaimRates, Likely, chances_to_end, likeliest_paths
+from services.drafter.heads.uno.marginals import ClaimRates, Likely, likeliest_paths
 from services.drafter.sources.interfaces import DraftWanted
 from speculation.messages import OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.tree import ROOT
+from speculation.tree import ROOT, likely_ends
 from speculation.types import EMPTY_TREE, Observation, TokenTree
 
 NAME = "uno"
@@ -101,8 +101,7 @@ class UnoSession:
         tokens, parents, scores = likeliest_paths(self._likely(), max_nodes - ends * rows, least)
         if not tokens:
             return self._with_noise([], [], [], {ROOT: 1.0})
-        likeliest = sorted(chances_to_end(parents, scores).items(), key=lambda end: -end[1])[:ends]
-        return self._with_noise(tokens, parents, scores, dict(likeliest))
+        return self._with_noise(tokens, parents, scores, dict(likely_ends(parents, scores)[:ends]))
 
     def observe(self, report: StepReport) -> None:
         for level, (claimed, token) in enumerate(zip(self._levels, report.committed, strict=False)):

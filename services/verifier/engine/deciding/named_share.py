@@ -16,9 +16,6 @@ class NamedShare:
 
     Args:
         share: what it earns of the time of shared passes.
-
-    Attributes:
-        spent_s: seconds that the other requests' passes have been made longer, in all.
     """
 
     def __init__(self, share: float) -> None:
@@ -26,7 +23,6 @@ class NamedShare:
         self._account_s = 0.0
         # Since the last pass.
         self._added_s = 0.0
-        self.spent_s = 0.0
 
     @property
     def left_s(self) -> float:
@@ -42,4 +38,3 @@ class NamedShare:
         """Debit time that has been added to a shared pass."""
         self._account_s -= seconds
         self._added_s += seconds
-        self.spent_s += seconds

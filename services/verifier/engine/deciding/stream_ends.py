@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from services.verifier.engine.deciding.asking import Prices
 from services.verifier.model.target_port import StreamSpec
 from speculation.sources import kind_of
-from speculation.tree import ROOT
+from speculation.tree import likely_ends
 from speculation.types import TokenTree
 
 # Most rows of a request that have streams in one pass. The further ones seldom end a path.
@@ -20,18 +20,6 @@ MOST_ENDS = 3
 EXPLORE_EVERY = 16
 # The kind of source that drafts from streams.
 _STREAMING = "streaming"
-
-
-def likely_ends(tree: TokenTree, chances: Sequence[float]) -> list[tuple[int, float]]:
-    """The nodes, and ``ROOT``, with the chance that the accepted path ends there, likeliest first.
-
-    Args:
-        chances: for each node, the probability that the target accepts the path to it.
-    """
-    rest = {ROOT: 1.0, **dict(enumerate(chances))}
-    for parent, chance in zip(tree.parents, chances, strict=True):
-        rest[parent] -= chance
-    return sorted(rest.items(), key=lambda end: -end[1])
 
 
 def stream_source(sources: Iterable[str]) -> str:
@@ -50,7 +38,7 @@ def choose_ends(
         prices: None where time does not count.
     """
     room = min(MOST_ENDS, (streams.most_rows - len(tree)) // streams.rows)
-    likeliest = likely_ends(tree, chances)[: max(0, room)]
+    likeliest = likely_ends(tree.parents, chances)[: max(0, room)]
     if prices is None:
         return tuple(end for end, _ in likeliest)
     gain_s, cost_s = prices.gain_s(tokens, 0.0), streams.rows * streams.share * prices.row_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from services.drafter.heads import session
 from services.drafter.heads.levels import LevelTrees
 from services.drafter.heads.session import FeatureSession
 from services.drafter.heads.streams.files import load_streams
@@ -64,7 +66,7 @@ class Recorder:
         self.streams: Streams = load_streams(folder, target).double()
         self.source = StreamSource(self.streams, window=window)
         self.hidden: dict[str, torch.Tensor] = {}
-        trees = self.source._trees
+        trees = cast(LevelTrees, self.source._trees)
         # The output layer is float32.
         self.streams.output.logits = lambda hidden, vocabulary: functional.linear(  # type: ignore[method-assign]
             hidden.float(), vocabulary.rows
@@ -240,6 +242,41 @@ def test_a_failed_pass_leaves_no_rows_that_count(folder: Path, target: Path, bar
     with pytest.raises(RuntimeError):
         recorder.source.draft([request.wanted])
     norm.weight = weight
+    drafted(recorder, request)
+    assert torch.allclose(recorder.hidden["r"], expected(bare, recorder.streams, TEXT[: request.length]), atol=1e-5)
+
+
+def test_rows_that_have_no_room_fail_and_count_for_nobody(
+    folder: Path, target: Path, bare: Bare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(folder, target)
+    one, other = Request(recorder, bare, 10, "one"), Request(recorder, bare, 12, "other")
+    for request in (one, other):
+        prompt_states(request)
+        request.commit(2)
+
+    def lacking(end: int, tree: int) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(other.session.cache, "reserve", lacking)
+        with pytest.raises(MemoryError):
+            recorder.source.draft([one.wanted, other.wanted])
+    drafted(recorder, one, other)
+    for request in (one, other):
+        found = expected(bare, recorder.streams, TEXT[: request.length])
+        assert torch.allclose(recorder.hidden[request.name], found, atol=1e-5), request.name
+
+
+def test_long_texts_take_several_calls(folder: Path, target: Path, bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams were asked of the first call, too, which has none: such a request was not drafted for."""
+    monkeypatch.setattr(session, "_FEW", 4)
+    monkeypatch.setattr(session, "_ALONE", 16)
+    recorder = Recorder(folder, target)
+    request = Request(recorder, bare, 40)
+    prompt_states(request)
+    request.commit(2)
+    assert [recorder.source.draft([request.wanted]) for _ in range(2)] == [[None], [None]]
     drafted(recorder, request)
     assert torch.allclose(recorder.hidden["r"], expected(bare, recorder.streams, TEXT[: request.length]), atol=1e-5)
 

@@ -14,12 +14,12 @@ from cluster.models.target import ResolvedModel
 from cluster.settings.component_configs import drafter_config, verifier_config
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.uno.config import UnoConfig, parse_uno
-from services.drafter.heads.uno.marginals import ClaimRates, chances_to_end, likeliest_paths
+from services.drafter.heads.uno.marginals import ClaimRates, likeliest_paths
 from services.drafter.heads.uno.source import NAME, UnoSession, UnoSource
 from services.drafter.sources.catalogue import make_source
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport
-from speculation.tree import ROOT, validate
+from speculation.tree import ROOT, likely_ends, validate
 from speculation.types import EMPTY_TREE, Observation, TokenTree
 from tests.running.refusals import refuses
 from tests.tiny_models.draft_folders import make_target, settings_of
@@ -104,7 +104,7 @@ def test_noise_behind_the_likely_ends_of_a_tree() -> None:
     tree = session.draft(9, 0.0)
     drafted = len(tree) - len(tree.probes)
     ends = {tree.parents[node] for node in tree.probes if tree.parents[node] not in tree.probes}
-    chances = chances_to_end(tree.parents[:drafted], tree.scores[:drafted])
+    chances = dict(likely_ends(tree.parents[:drafted], tree.scores[:drafted]))
     assert sorted(ends, key=lambda end: -chances[end]) == sorted(chances, key=lambda end: -chances[end])[:2]
     for end in ends:
         assert [tree.tokens[node] for node in noise_behind(tree, end)] == [tree.tokens[node] for node in tree.probes[:2]]
@@ -178,7 +178,6 @@ def test_paths_are_the_likeliest() -> None:
     assert (tokens, parents) == ([1, 2, 3, 4, 3, 4], [-1, -1, 0, 0, 1, 1])
     assert scores == pytest.approx([0.6, 0.3, 0.3, 0.24, 0.15, 0.12])
     assert likeliest_paths(levels, 6, 0.2)[0] == [1, 2, 3, 4] and likeliest_paths(levels, 2, 0.0)[0] == [1, 2]
-    assert chances_to_end([-1, 0], [0.6, 0.3]) == pytest.approx({ROOT: 0.4, 0: 0.3, 1: 0.3})
 
 
 def with_config(adapter: Path, folder: Path, **fields: object) -> Path:

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.internal.v1 import drafting_pb2
 from services.links.codec import drafting as codec
-from services.links.handing_over import HandingOver
+from services.links.handing_over import hand_over
 from services.verifier.comparing.side_sessions import Replies, _Sorting
 from services.verifier.engine import drafting
 from services.verifier.engine.config import LoopConfig
@@ -205,7 +205,7 @@ def test_a_draft_that_cannot_be_taken_costs_no_other(
     assert "failed" in caplog.text
 
 
-class _Alone:
+class _Receiver:
     """Implements ``DraftReceiver``."""
 
     def __init__(self) -> None:
@@ -216,10 +216,6 @@ class _Alone:
 
     def on_connected(self) -> None:
         raise AssertionError
-
-
-class _Together(_Alone):
-    """Implements ``TakesDraftsTogether``, too."""
 
     def on_drafts(self, drafts: DraftColumns) -> None:
         self.heard.append(drafts)
@@ -237,15 +233,13 @@ def drafts_of(count: int) -> list[Draft]:
     return columns_of(scored, [f"s{at}" for at in range(count)]).alone()
 
 
-def test_a_receiver_hears_of_several_drafts_as_it_can() -> None:
-    drafts, alone, together = drafts_of(5), _Alone(), _Together()
-    for receiver in (alone, together):
-        HandingOver(receiver).message(message_of(drafts))
-    assert alone.heard == drafts
-    (heard,) = together.heard
+def test_a_receiver_hears_of_several_drafts_together() -> None:
+    drafts, receiver = drafts_of(5), _Receiver()
+    hand_over(message_of(drafts), receiver)
+    (heard,) = receiver.heard
     assert isinstance(heard, DraftColumns) and heard.alone() == drafts
-    HandingOver(together).message(message_of(drafts[:1]))
-    assert together.heard[1:] == drafts[:1]
+    hand_over(message_of(drafts[:1]), receiver)
+    assert receiver.heard[1:] == drafts[:1]
 
 
 @pytest.mark.parametrize(
@@ -257,20 +251,17 @@ def test_a_receiver_hears_of_several_drafts_as_it_can() -> None:
     ],
 )
 def test_drafts_that_have_no_room_in_columns_are_heard_one_by_one(changed: dict[str, object]) -> None:
-    drafts, together = drafts_of(5), _Together()
+    drafts, receiver = drafts_of(5), _Receiver()
     drafts[2] = replace(drafts[2], **changed)  # type: ignore[arg-type]
-    HandingOver(together).message(message_of(drafts))
-    assert together.heard == drafts
+    hand_over(message_of(drafts), receiver)
+    assert receiver.heard == drafts
 
 
 def test_side_sessions_hear_of_their_own() -> None:
-    drafts, together, side = drafts_of(4), _Together(), Replies()
-    sorting = _Sorting(together, {})
+    drafts, receiver, side = drafts_of(4), _Receiver(), Replies()
+    sorting = _Sorting(receiver, {})
     sorting.on_drafts(columns := columns_of([each.tree for each in drafts], [each.session_id for each in drafts]))
-    assert together.heard == [columns]
-    sorting = _Sorting(together, {"s1": side})
+    assert receiver.heard == [columns]
+    sorting = _Sorting(receiver, {"s1": side})
     sorting.on_drafts(columns)
-    assert together.heard[1:] == [drafts[0], drafts[2], drafts[3]] and side.get_nowait() == drafts[1]
-    plain = _Alone()
-    _Sorting(plain, {}).on_drafts(columns)
-    assert plain.heard == drafts
+    assert receiver.heard[1:] == [drafts[0], drafts[2], drafts[3]] and side.get_nowait() == drafts[1]

@@ -11,6 +11,7 @@ import pytest
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.kept_features import KeptFeatures, pieces, rows_from
 from speculation import limits
+from speculation.columns import SentReports
 from speculation.messages import FeatureChunk, OpenSession, StepReport
 from speculation.ports import DraftReceiver
 from speculation.sources import SOURCES, SourceSpec
@@ -69,6 +70,10 @@ class Seer:
             self._see(message.observation.features)
         self.text += message.committed
         self._link.step(message)
+
+    def steps(self, reports: SentReports) -> None:
+        for report in reports.alone():
+            self.step(report)
 
     def check(self) -> None:
         """Everything was seen but the hidden state of the last tokens, which were not reported or not computed."""

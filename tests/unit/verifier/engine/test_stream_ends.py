@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.deciding.asking import Pace, Prices
-from services.verifier.engine.deciding.stream_ends import MOST_ENDS, choose_ends, likely_ends
+from services.verifier.engine.deciding.stream_ends import MOST_ENDS, choose_ends
 from services.verifier.model.target_port import Rows, StreamSpec
-from speculation.tree import ROOT
+from speculation.tree import ROOT, likely_ends
 from speculation.types import EMPTY_TREE, Plan, TokenTree
 from tests.engine.fakes import PLAIN, RandomDrafter, ToyTarget, collect, request
 from tests.engine.simulated import decoding, simulated
@@ -77,14 +77,14 @@ async def test_steps_after_which_nobody_drafts_have_no_streams(monkeypatch: pyte
 
 
 def test_a_path_ends_where_no_child_goes_on() -> None:
-    ends = likely_ends(TREE, CHANCES)
+    ends = likely_ends(TREE.parents, CHANCES)
     assert [chance for _, chance in ends] == sorted((chance for _, chance in ends), reverse=True)
     assert dict(ends) == pytest.approx({ROOT: 0.3, 0: 0.1, 1: 0.3, 2: 0.2, 3: 0.1})
     assert sum(chance for _, chance in ends) == pytest.approx(1.0)
 
 
 def test_without_a_tree_the_path_ends_at_the_root() -> None:
-    assert likely_ends(EMPTY_TREE, []) == [(ROOT, 1.0)]
+    assert likely_ends([], []) == [(ROOT, 1.0)]
     assert choose_ends(EMPTY_TREE, [], STREAMS, 0.5, CHEAP) == (ROOT,)
 
 

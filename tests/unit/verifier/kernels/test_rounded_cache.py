@@ -9,10 +9,10 @@ import torch
 
 from services.model_files.weights.rounded_inputs import InputRounding
 from services.verifier.attention.calls import Call
-from services.verifier.attention.rounding import round_rows
 from services.verifier.kernels.native.attention_kernel import kernel_for, lay_out
 from services.verifier.kernels.native.library import Library
 from services.verifier.kv_cache.pool import BLOCK, KVPool
+from services.verifier.model.pass_layouts import PassLayouts
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.kernels.kernels_here import SETS, kernels_of
@@ -140,7 +140,7 @@ def test_a_pool_that_grows_keeps_its_rows() -> None:
 
 def test_others_that_attend_are_refused() -> None:
     with refuses(ConfigurationError, field="verifier.kv_cache_dtype", value="fp8"):
-        round_rows(None, pool_of(SMALL_CALLS, rounded=False), 64)
+        PassLayouts(pool_of(SMALL_CALLS, rounded=False), None, None).round_rows(64)
 
 
 def test_bytes(kernels: Library) -> None:

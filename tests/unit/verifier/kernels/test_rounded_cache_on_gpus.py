@@ -14,11 +14,11 @@ import triton.language as tl
 
 from services.model_files.weights.rounded_inputs import InputRounding
 from services.verifier.attention.calls import TILE, Call
-from services.verifier.attention.rounding import round_rows
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.triton.device import held_bytes, tree_attend
 from services.verifier.kernels.triton.tree_pass import TritonBuckets
 from services.verifier.kv_cache.pool import BLOCK, KVPool
+from services.verifier.model.pass_layouts import PassLayouts
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.kernels.kernels_here import needs_kernels
@@ -229,4 +229,4 @@ def test_odd_heads_are_refused() -> None:
     call = a_call(2, 33)
     pool = KVPool([call], rows=64, dtype=torch.bfloat16, device=torch.device("cpu"), whole_rows=True)
     with refuses(ConfigurationError, field="verifier.kv_cache_dtype", value="fp8"):
-        round_rows(TritonBuckets(pool), pool, 64)
+        PassLayouts(pool, TritonBuckets(pool), None).round_rows(64)
