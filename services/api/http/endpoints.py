@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
 # Makes the answer to a request, given the router, its name and its time in seconds.
 Form = Callable[[Asked, Prepared, RouterPort, str, int], AnswerInProgress]
-# Tokens of an answer, its prompt included, whose JSON is written in a thread.
-_MANY = 512
 # Names fields of a request that had no effect.
 _IGNORED, _MOST_NAMED = "x-outrider-ignored", 500
 
@@ -134,8 +132,7 @@ class Endpoints:
         while not running.over:
             if (told := await running.next()) is not None:
                 answer.take(*told)
-        tokens = sum(record.text.tokens for record in answer.records) + sum(map(len, answer.prepared.prompts))
-        await call.answer(await answer.whole(), headers=_ignored(answer), large=tokens > _MANY)
+        await call.answer(await answer.whole(), headers=_ignored(answer))
 
     async def _streamed(
         self, call: HttpCall, stream: EventStream, running: RunningChoices, answer: AnswerInProgress, *, usage: bool
@@ -190,7 +187,7 @@ class Endpoints:
         ids = await call.unless_gone(self._router.tokenize(request))
         found: dict[str, Any] = {"count": len(ids), "max_model_len": card.max_model_len, "tokens": list(ids)}
         spelt = await asyncio.to_thread(_names_of, await self._router.spell(ids)) if names else None
-        await call.answer({**found, "token_strs": spelt}, large=True)
+        await call.answer({**found, "token_strs": spelt})
 
     async def detokenize(self, call: HttpCall) -> None:
         """POST /detokenize"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +22,7 @@ from services.api.http.responses.protocol import (
     FunctionTool,
 )
 from services.api.http.responses.unserved import HINTS, check_unserved
+from services.api.http.written_json import written
 from speculation import limits
 from speculation.errors import InvalidArgument
 
@@ -176,4 +176,4 @@ def _choice(given: Any) -> Any:
 
 
 def _context(before: Sequence[Item], own: Sequence[Item]) -> bytes:
-    return json.dumps([*before, *own], ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return written([*before, *own])

@@ -24,12 +24,13 @@ from services.api.http.responses.output_items import owner_of
 from services.api.http.responses.response_answer import ResponseAnswer, ResponseCancelled
 from services.api.http.responses.response_object import DeletedResponse
 from services.api.http.responses.stored_responses import ResponseStore, StoredResponse
+from services.api.http.written_json import write
 from services.api.messages import RouterPort
 from speculation import limits
 from speculation.errors import InvalidArgument, Unavailable
 
 _Made = TypeVar("_Made")
-# Bytes beyond which JSON is read and written in a thread, so that it does not delay other requests.
+# Bytes beyond which JSON is read in a thread, so that it does not delay other requests.
 _LARGE = 64 << 10
 _ID_BYTES = 24
 
@@ -107,7 +108,7 @@ class ResponseEndpoints:
         page = read_page(dict(parse_qsl(call.query.decode("latin-1"), keep_blank_values=True)))
         stored = await self._stored(call)
         listed = await _threaded(len(stored.context), lambda: input_items(call.path_id, json.loads(stored.context), page))
-        await call.answer(listed.model_dump(), large=True)
+        await call.answer(listed.model_dump())
 
     async def _stored(self, call: HttpCall) -> StoredResponse:
         stored = await self._store.get(call.known_caller.tenant, call.path_id)
@@ -169,17 +170,12 @@ class ResponseEndpoints:
             context: the items that it answered; None: it is not to be stored.
         """
         if context is not None:
-            # In a thread, since it may be long.
-            written = await asyncio.to_thread(_written, response)
+            written = await write(response)
             try:
                 response["store"] = await self._store.put(tenant, name, StoredResponse(response=written, context=context))
             except Unavailable:
                 response["store"] = False
         self._running.pop((tenant, name), None)
-
-
-def _written(response: dict[str, Any]) -> bytes:
-    return json.dumps(response, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _read(content: dict[str, Any]) -> NewResponse | AskedResponse:
