@@ -17,6 +17,8 @@ from services.api.http.openai import in_turns
 from services.api.http.openai.chat_answer import ChatAnswer
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.completion_answer import CompletionAnswer
+from services.api.http.openai.logprobs import Speller
+from services.api.http.openai.prompt_scores import echoed_logprobs
 from services.api.http.responses.response_answer import ResponseAnswer
 from services.api.http.responses.response_object import ResponseObject
 from services.api.http.server import serve_http
@@ -89,6 +91,14 @@ async def test_others_have_their_turns(form: type[AnswerInProgress], monkeypatch
     assert turns[0] >= TOKENS // 128 - 1 > turns[1] + 5
     if form in (ChatAnswer, CompletionAnswer):
         assert first["choices"][0]["logprobs"] == again["choices"][0]["logprobs"]
+
+
+async def test_others_have_their_turns_while_a_prompt_is_echoed() -> None:
+    text = "fox " * (TOKENS // 4)
+    told = _Turns(echoed_logprobs(text.encode(), (), text, 0, Speller(ScriptedRouter(), as_ids=False), named=False))
+    form = await told
+    assert "".join(form["tokens"]) == text and form["text_offset"] == [*range(TOKENS)]
+    assert told.count >= TOKENS // 128 - 1
 
 
 async def test_what_is_told_of_drafts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
