@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from services.access.gate import Gate
@@ -14,7 +15,7 @@ from services.api.config import HttpConfig
 from services.api.http.call import HttpCall
 from services.api.http.event_stream import PING_S, EventStream
 from services.api.http.json_body import read_body
-from services.api.http.live_status import LatelyKnownState, status_of
+from services.api.http.live_status import state_in_time, status_of
 from services.api.http.model_list import listed, page_of
 from services.api.http.openai.chat_answer import ChatAnswer
 from services.api.http.openai.chat_request import read_chat
@@ -29,11 +30,13 @@ from services.api.http.openai.token_requests import read_detokenize, read_tokeni
 from services.api.http.openai.usage import server_version
 from services.api.http.ops_listener import TEXT
 from services.api.http.page import DOCS, page
+from services.api.lately import Lately
 from services.api.messages import RouterPort, TokenSpelling
 from services.api.model_card import ModelCard
-from services.api.readiness import LatelyReady, Readiness
+from services.api.readiness import Readiness
 from services.logs.printable import printable_line
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
+from speculation.messages import ServiceState
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +65,8 @@ class Endpoints:
         self._exposition = exposition
         self._readiness = Readiness(router)
         self._started = int(time.time())
-        self._ready = LatelyReady(self._readiness.ready)
-        self._state = LatelyKnownState(router)
+        self._ready = Lately(self._readiness.ready, False)
+        self._state = Lately(partial(state_in_time, router), ServiceState())
         self.running: dict[AnswerInProgress, RunningChoices] = {}
 
     async def chat(self, call: HttpCall) -> None:
