@@ -360,7 +360,7 @@ def test_limits_are_enforced_when_decoding() -> None:
         drafting.decode_drafting_call(drafting_pb2.DraftRequest(open=drafting_pb2.OpenSession(max_nodes=513)))
     with refuses(InvalidArgument, field="event", value="unset"):
         drafting.decode_drafting_call(drafting_pb2.DraftRequest())
-    with refuses(InvalidArgument, field="acceptance", value="''"):
+    with refuses(InvalidArgument, field="acceptance", value="empty"):
         verification.decode_generation(
             verification_pb2.VerifyRequest(
                 sampling=verification_pb2.SamplingParams(top_p=1, max_tokens=1, repetition_penalty=1)
