@@ -12,15 +12,12 @@ from services.api.http.openai.errors import Refused
 from services.api.http.openai.prompt_thought import behind_thought
 from services.api.http.openai.request import Asked, Input
 from services.api.http.openai.tool_choice import ToolUse
-from services.api.messages import ChatMessage, RequestedSampling
+from services.api.messages import TAKEN, ChatMessage, RequestedSampling
 from services.api.model_card import ModelCard
 from services.structured_outputs.checks import check_sampling
 from services.tool_formats.harmony import NAME as HARMONY
 from speculation.errors import InvalidArgument, NotFound
 from speculation.types import SamplingParams
-
-# Names of a template's variables that other fields of a request set: the router refuses them as options.
-TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 
 
 def called(card: ModelCard, name: str | None) -> ModelCard:
