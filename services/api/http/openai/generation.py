@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
 from services.access.gate import Visit
-from services.api.http.openai.errors import Refused
+from services.api.http.openai.errors import Refused, renamed
 from services.api.http.openai.model_fit import called, check_infill, check_tools, formed, readable, unused_form
 from services.api.http.openai.oldest_turns import fitting
 from services.api.http.openai.prompt_thought import begins_thought
@@ -210,7 +210,7 @@ def named(error: InvalidArgument, names: dict[str, str]) -> InvalidArgument:
     allowed = error.allowed
     for name, own in names.items():
         allowed = re.sub(rf"\b{re.escape(name)}\b", own, allowed)
-    return type(error)(names.get(error.field, error.field), error.value, allowed)
+    return renamed(error, names.get(error.field, error.field), allowed=allowed)
 
 
 def own_names(asked: Asked) -> dict[str, str]:
