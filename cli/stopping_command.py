@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.options import settings_of
 from speculation.errors import ConfigurationError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ def stopping(
     from cluster.models.target import resolve
     from cluster.process.terminal import stderr, stdout
     from cluster.settings.component_configs import verifier_config
-    from cluster.settings.config import load
     from speculation.files import write_whole
     from speculation.types import SamplingParams
 
@@ -65,7 +65,7 @@ def stopping(
         raise ConfigurationError(field=f"--{error.field}", value=error.value, allowed=error.allowed) from error
     if out is not None and out.exists():
         raise ConfigurationError("it exists; name a new file, so that no result is lost", field="--out", value=out)
-    loaded = load(config, [*(settings or []), *([f"model={model}"] if model else [])])
+    loaded = settings_of(config, settings, model=model)
     resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
     draft, classifier = _drafting(loaded, resolved, draft, classifier)
     target = verifier_config(loaded, resolved).target
