@@ -17,15 +17,16 @@ from services.api.http.event_stream import PING_S, EventStream
 from services.api.http.json_body import read_body
 from services.api.http.live_status import state_in_time, status_of
 from services.api.http.model_list import listed, page_of
+from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.chat_answer import ChatAnswer
 from services.api.http.openai.chat_request import read_chat
-from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.completion_answer import CompletionAnswer
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Headers, Refused
-from services.api.http.openai.generation import Prepared, RunningChoices, expected, named, own_names, prepare
 from services.api.http.openai.model_fit import called, of_a_tool
+from services.api.http.openai.preparing import Prepared, expected, named, own_names, prepare
 from services.api.http.openai.request import Asked
+from services.api.http.openai.running_choices import RunningChoices
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
 from services.api.http.ops_listener import TEXT

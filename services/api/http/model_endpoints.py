@@ -9,7 +9,7 @@ from services.api.http.endpoints import EndpointsBeside
 from services.api.http.infill.answer import InfillAnswer
 from services.api.http.infill.request import infill_names, read_infill
 from services.api.http.openai.chat_request import read_chat
-from services.api.http.openai.generation import Prepared, named, own_names, prepare
+from services.api.http.openai.preparing import Prepared, named, own_names, prepare
 from services.api.http.openai.request import Asked
 from speculation.errors import InvalidArgument
 

@@ -10,7 +10,7 @@ from services.api.http.call import HttpCall
 from services.api.http.declared import Declared, read_declared
 from services.api.http.endpoints import EndpointsBeside
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.generation import named
+from services.api.http.openai.preparing import named
 from services.api.http.openai.protocol.operator_bodies import (
     LoadAdapterBody,
     PauseBody,

@@ -9,14 +9,14 @@ from typing import Any
 from typing_extensions import override
 
 from services.api.http.event_stream import NamedEvents
+from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.answer_reader import Delta, reader_for
-from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import Piece, TextToken
 from services.api.http.openai.errors import error_body, http_status
-from services.api.http.openai.generation import Prepared
 from services.api.http.openai.in_turns import in_turns
 from services.api.http.openai.logprobs import Speller, chat_logprobs
 from services.api.http.openai.origin_fields import origins_of_all
+from services.api.http.openai.preparing import Prepared
 from services.api.http.openai.usage import metrics
 from services.api.http.responses.chat_body import AskedResponse
 from services.api.http.responses.output_items import OutputItems

@@ -15,7 +15,7 @@ from services.api.config import HttpConfig
 from services.api.http.call import HttpCall
 from services.api.http.endpoints import Endpoints
 from services.api.http.openai.errors import HttpError, Refused
-from services.api.http.openai.generation import Prepared
+from services.api.http.openai.preparing import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.responses.chat_body import AskedResponse, NewResponse, ask, read_create
 from services.api.http.responses.conversation import Item
