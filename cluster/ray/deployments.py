@@ -248,7 +248,7 @@ class VerifierDeployment(_Process):
         try:
             with self._callers.answering(caller):
                 async for event in events:
-                    yield serialised.write_event(event)
+                    yield await serialised.write_event(event)
         finally:
             await events.aclose()
 

@@ -82,7 +82,7 @@ class ServeVerifierLink:
             finished = False
             try:
                 async for event in events:
-                    message = serialised.read_event(event)
+                    message = await serialised.read_event(event)
                     finished = isinstance(message, Finished)
                     if finished:
                         # Who reads this may ask again at once, and should find its verifier free.

@@ -167,7 +167,7 @@ class InProcessVerifierLink:
         events = self._verifier.generate(serialised.read_request(serialised.write_request(request)))
         try:
             async for event in events:
-                yield serialised.read_event(serialised.write_event(event))
+                yield await serialised.read_event(await serialised.write_event(event))
         finally:
             await events.aclose()
 

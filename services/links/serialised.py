@@ -26,14 +26,14 @@ def read_request(data: bytes) -> GenerationRequest:
     return codec.decode_generation(verification_pb2.VerifyRequest.FromString(data))
 
 
-def write_event(event: Progress | Finished) -> bytes:
+async def write_event(event: Progress | Finished) -> bytes:
     """Verifier to router."""
-    return codec.encode_generation_event(event).SerializeToString()
+    return (await codec.encode_event_in_turns(event)).SerializeToString()
 
 
-def read_event(data: bytes) -> Progress | Finished:
+async def read_event(data: bytes) -> Progress | Finished:
     """Decode the bytes of ``write_event``."""
-    return codec.decode_generation_event(verification_pb2.VerifyResponse.FromString(data))
+    return await codec.decode_event_in_turns(verification_pb2.VerifyResponse.FromString(data))
 
 
 def write_comparing(request: GenerationRequest, plans: Sequence[Plan]) -> bytes:

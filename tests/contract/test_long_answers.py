@@ -10,10 +10,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from services import in_turns
 from services.api.config import HttpConfig
 from services.api.http import written_json
 from services.api.http.messages.answer import MessageAnswer
-from services.api.http.openai import in_turns
 from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.chat_answer import ChatAnswer
 from services.api.http.openai.completion_answer import CompletionAnswer

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.internal.v1 import verification_pb2
+from services.in_turns import in_turns
 from services.links.codec.checks import check_size, one_of
 from services.links.codec.held_models import decode_held, encode_held
 from services.links.codec.same_fields import SameFields
@@ -265,6 +266,27 @@ def decode_generation_event(wire: verification_pb2.VerifyResponse) -> Progress |
             return _PROGRESS.decode(wire.progress, report=report, **told)
         case _:
             raise InvalidArgument("event", "unset", "progress or finished")
+
+
+async def encode_event_in_turns(message: Progress | Finished) -> verification_pb2.VerifyResponse:
+    """As ``encode_generation_event``, while others have their turns: a prompt may have many log-probabilities."""
+    if isinstance(message, Finished) or not message.prompt_logprobs:
+        return encode_generation_event(message)
+    wire = encode_generation_event(dataclasses.replace(message, prompt_logprobs=()))
+    async for part in in_turns(message.prompt_logprobs):
+        wire.progress.prompt_logprobs.extend(map(_LOGPROBS.encode, part))
+    return wire
+
+
+async def decode_event_in_turns(wire: verification_pb2.VerifyResponse) -> Progress | Finished:
+    """As ``decode_generation_event``, of a message of one's own, while others have their turns."""
+    if not wire.progress.prompt_logprobs:
+        return decode_generation_event(wire)
+    found: list[TokenLogprobs] = []
+    async for part in in_turns(wire.progress.prompt_logprobs):
+        found += map(_LOGPROBS.decode, part)
+    del wire.progress.prompt_logprobs[:]
+    return dataclasses.replace(decode_generation_event(wire), prompt_logprobs=tuple(found))
 
 
 def _decode_report(wire: verification_pb2.PassReport) -> PassReport:

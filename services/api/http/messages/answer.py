@@ -14,12 +14,12 @@ from services.api.http.messages.reading import AskedMessage
 from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.answer_reader import reader_for
 from services.api.http.openai.choice_text import TextToken
-from services.api.http.openai.in_turns import in_turns
 from services.api.http.openai.origin_fields import origins_of, origins_of_all
 from services.api.http.openai.preparing import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import metrics
 from services.api.messages import Completion, RouterPort, TextChunk
+from services.in_turns import in_turns
 from speculation.types import FinishReason
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.api.http.openai.in_turns import in_turns
 from services.api.http.openai.logprobs import LEAST, Speller
+from services.in_turns import in_turns
 from speculation.types import TokenLogprobs
 
 _CONTINUES, _OF_CONTINUATION = 0xC0, 0x80

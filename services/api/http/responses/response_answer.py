@@ -13,7 +13,6 @@ from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.answer_reader import Delta, reader_for
 from services.api.http.openai.choice_text import Piece, TextToken
 from services.api.http.openai.errors import error_body, http_status
-from services.api.http.openai.in_turns import in_turns
 from services.api.http.openai.logprobs import Speller, chat_logprobs
 from services.api.http.openai.origin_fields import origins_of_all
 from services.api.http.openai.preparing import Prepared
@@ -28,6 +27,7 @@ from services.api.http.responses.response_object import (
     Status,
 )
 from services.api.messages import Completion, RouterPort, TextChunk
+from services.in_turns import in_turns
 from speculation.errors import Cancelled, InvalidArgument, OutriderError
 from speculation.types import FinishReason
 
