@@ -18,7 +18,7 @@ from services.api.http.openai.origin_fields import origins_of_all
 from services.api.http.openai.preparing import Prepared
 from services.api.http.openai.usage import metrics
 from services.api.http.responses.chat_body import AskedResponse
-from services.api.http.responses.output_items import OutputItems
+from services.api.http.responses.output_items import Ended, OutputItems
 from services.api.http.responses.response_object import (
     FailureCode,
     IncompleteDetails,
@@ -155,12 +155,17 @@ class ResponseAnswer(AnswerInProgress):
                 events += self._items.argue(delta.text)
         return events
 
+    @property
+    def ended(self) -> Ended | None:
+        """How its text has ended, even if it is not stored yet; None: it goes on."""
+        if (end := self.records[0].end) is None:
+            return None
+        return "incomplete" if end.finish_reason is FinishReason.LENGTH else "completed"
+
     async def _end(self) -> list[dict[str, Any]]:
-        end = self.records[0].end
-        assert end is not None
-        status: Status = "incomplete" if end.finish_reason is FinishReason.LENGTH else "completed"
-        events = self._said(self._reader.finish(end))
-        events += self._items.end("incomplete" if status == "incomplete" else "completed")
+        end, status = self.records[0].end, self.ended
+        assert end is not None and status is not None
+        events = self._said(self._reader.finish(end)) + self._items.end(status)
         response = await self.response(status)
         await self._keep(response)
         return [*events, {"type": f"response.{status}", "response": response}]

@@ -96,8 +96,8 @@ class ResponseEndpoints:
         with self._gate.recorded(call.known_caller, "CancelResponse", call.request_id):
             self._gate.require(call.known_caller, "generate")
             answer = self._running.get((call.known_caller.tenant, call.path_id))
-            if answer is None:
-                status = json.loads((await self._stored(call)).response)["status"]
+            status = json.loads((await self._stored(call)).response)["status"] if answer is None else answer.ended
+            if answer is None or status is not None:
                 raise HttpError(400, "response_has_ended", f"the response is {status}: must be in progress")
             if (running := self._endpoints.running.get(answer)) is not None:
                 running.fail(ResponseCancelled("the response was cancelled"))
