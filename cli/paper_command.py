@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,6 +230,7 @@ def page(
 
 
 def _measure(name: str, options: _Options, indexes: NamedIndexes | None = None, classifier: Path | None = None) -> None:
+    from benchmarks.bench.environment import typed
     from benchmarks.bench.plots import check_installed
     from benchmarks.bench.prompts import read_prompts
     from benchmarks.papers.catalogue import experiment_of
@@ -269,7 +268,7 @@ def _measure(name: str, options: _Options, indexes: NamedIndexes | None = None, 
     bench = Workbench(config)
     experiment = experiment_of(name, bench)
     told = {
-        "command": shlex.join(["outrider", *sys.argv[1:]]),
+        "command": typed(),
         "requests": bench.answers,
         "units": [unit.name for unit in experiment.units],
         "deviations": (*experiment.deviations, *looked_up.notes),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,7 +95,7 @@ def sizes(
     with notes.status("bench sizes") as status:
         found = measure_sizes(measuring, told=status.update)
     about = {
-        "command": " ".join(["outrider", *sys.argv[1:]]),
+        "command": environment.typed(),
         "model": resolved.name,
         "prompts": len(asked),
         "max_tokens": measuring.max_tokens,
