@@ -244,7 +244,7 @@ class VerifierDeployment(_Process):
 
     async def generate(self, request: bytes, caller: str) -> AsyncGenerator[bytes, None]:
         """As ``VerifierPort.generate``, with serialised messages; ends if ``caller``, a router, falls silent."""
-        events = self._observed.generate(serialised.read_request(request))
+        events = self._observed.generate(serialised.REQUEST.read(request))
         try:
             with self._callers.answering(caller):
                 async for event in events:
@@ -258,21 +258,21 @@ class VerifierDeployment(_Process):
 
     async def compare(self, request: bytes) -> bytes:
         """As ``VerifierPort.compare``, with serialised messages."""
-        return serialised.write_comparisons(await self._observed.compare(*serialised.read_comparing(request)))
+        return serialised.COMPARISONS.write(await self._observed.compare(*serialised.COMPARING.read(request)))
 
     async def describe(self) -> bytes:
-        return serialised.write_card(await self._verifier.describe())
+        return serialised.CARD.write(await self._verifier.describe())
 
     async def forget(self, tenant: str) -> None:
         await self._verifier.forget(tenant)
 
     async def adapt(self, order: bytes) -> str:
         """As ``VerifierPort.adapt``, with a serialised order."""
-        return await self._verifier.adapt(serialised.read_adapting(order))
+        return await self._verifier.adapt(serialised.ADAPTING.read(order))
 
     async def reload(self, order: bytes) -> str:
         """As ``VerifierPort.reload``, with a serialised message."""
-        return await self._verifier.reload(serialised.read_reload(order))
+        return await self._verifier.reload(serialised.RELOAD.read(order))
 
     async def replaced_weights(self) -> tuple[str, str]:
         """As ``VerifierService.replaced_weights``."""
