@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ class HttpCall:
 
     Attributes:
         path_id: the id in its path, if it has one.
-        query: what stands behind the path.
+        query: the parameters behind the path.
         request_id: goes into every answer.
         address: where it comes from.
         caller: whose request it is; None: nobody has asked.
@@ -43,7 +43,7 @@ class HttpCall:
     address: str
     gate: Gate
     path_id: str = ""
-    query: bytes = b""
+    query: Sequence[tuple[str, str]] = ()
     request_id: str = ""
     traceparent: str = ""
     caller: Caller | None = None

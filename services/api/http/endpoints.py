@@ -170,7 +170,7 @@ class Endpoints:
 
     async def models(self, call: HttpCall) -> None:
         """GET /v1/models"""
-        await call.answer(page_of(await self._listed(call), call.query))
+        await call.answer(page_of(await self._listed(call), dict(call.query)))
 
     async def model(self, call: HttpCall) -> None:
         """GET /v1/models/{id}"""

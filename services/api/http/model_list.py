@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import parse_qsl
 
 from services.access.charges import nameable
 from services.access.gate import Caller
@@ -56,19 +55,18 @@ def _model(card: ModelCard, parent: str | None, started: int) -> dict[str, Any]:
     }
 
 
-def page_of(models: Mapping[str, dict[str, Any]], query: bytes) -> dict[str, Any]:
+def page_of(models: Mapping[str, dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
     """The list, or the part of it that Anthropic's clients ask for.
 
     Raises:
         Refused: a part of the query is no id of the list, or no number of models; names it.
     """
-    asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-    ids, given = list(models), asked.get(_LIMIT, str(_MOST_LISTED))
+    ids, given = list(models), query.get(_LIMIT, str(_MOST_LISTED))
     if (most := whole_number(given, 1, _MOST_LISTED)) is None:
         raise Refused(_LIMIT, given or "empty", f"a whole number from 1 to {_MOST_LISTED}")
-    if (after := asked.get(_AFTER)) is not None:
+    if (after := query.get(_AFTER)) is not None:
         ids = ids[_place(_AFTER, after, ids) + 1 :]
-    if (before := asked.get(_BEFORE)) is not None:
+    if (before := query.get(_BEFORE)) is not None:
         ids = ids[: _place(_BEFORE, before, ids)]
     # The page that ends before an id, or the first one.
     shown = ids[:most] if before is None else ids[-most:]

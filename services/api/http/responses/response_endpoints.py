@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl
 
 from services.access.gate import Gate
 from services.api.config import HttpConfig
@@ -105,7 +104,7 @@ class ResponseEndpoints:
 
     async def input_items(self, call: HttpCall) -> None:
         """GET /v1/responses/{id}/input_items"""
-        page = read_page(dict(parse_qsl(call.query.decode("latin-1"), keep_blank_values=True)))
+        page = read_page(dict(call.query))
         stored = await self._stored(call)
         listed = await _threaded(len(stored.context), lambda: input_items(call.path_id, json.loads(stored.context), page))
         await call.answer(listed.model_dump())
