@@ -32,6 +32,7 @@ from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
+from services.whole_number import whole_number
 
 Pass = Callable[[int], None]
 _MOST_ROWS = 512
@@ -141,8 +142,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    rows = [int(count) if count.isdecimal() else 0 for count in arguments.rows.split(",")]
-    if not all(1 <= count <= _MOST_ROWS for count in rows):
+    rows = [whole_number(count, 1, _MOST_ROWS) or 0 for count in arguments.rows.split(",")]
+    if not all(rows):
         parser.error(f"--rows is {arguments.rows}: must be numbers from 1 to {_MOST_ROWS}, comma-separated")
     if arguments.context < 1 or arguments.repeats < 1:
         parser.error("--context and --repeats must be at least 1")

@@ -16,7 +16,7 @@ from benchmarks.bench.measures import FORMULAS
 from cli import host_command, never_slower_command, sizes_command, soak_command, stopping_command
 from cli.bench_options import check_new_folder, check_own_ray, make_folder, read_names, read_numbers
 from cli.fleet_commands import autoscale, fleet
-from cli.options import EffortName
+from cli.options import EffortName, settings_of
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError, InvalidArgument
 
@@ -112,7 +112,7 @@ def bench(
         max_tokens=max_tokens,
         temperature=temperature,
     )
-    loaded = _settings(config, settings, model, effort)
+    loaded = settings_of(config, settings, model=model, **{"router.effort": effort})
     lineup = LineupConfig(
         strategies=_served(loaded) if strategies is None else read_names(strategies),
         peers=() if peers == "none" else read_names(peers),
@@ -202,7 +202,7 @@ def _replaying(
     from cluster.settings.component_configs import drafter_config, router_config
     from services.router.strategies import StrategyConfig, served, sources_of
 
-    loaded = _settings(config, [*(settings or []), *(SETTINGS if model else ())], model)
+    loaded = settings_of(config, [*(settings or []), *(SETTINGS if model else ())], model=model)
     index = loaded.retrieval.index
     if loaded.retrieval.redis_url is not None:
         raise ConfigurationError("replay looks up in a folder; set retrieval.index", field="retrieval.redis_url")
@@ -323,14 +323,6 @@ def _models(settings: Settings, lineup: LineupConfig, console: Console) -> tuple
     if lineup.gguf is None and any(PEERS[name].needs == "gguf" for name in lineup.peers):
         lineup = replace(lineup, gguf=gguf_of(settings.model, settings.cache_dir, say=console.print))
     return model, lineup
-
-
-def _settings(config: Path | None, flags: list[str] | None, model: str | None, effort: str | None = None) -> Settings:
-    from cluster.settings.config import load
-
-    # Its requests name their strategies and nothing else, so that the server's effort is theirs.
-    named = {"model": model, "router.effort": effort}
-    return load(config, [*(flags or []), *(f"{name}={value}" for name, value in named.items() if value)])
 
 
 def _with_room(settings: Settings, at_once: int) -> Settings:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.whole_number import whole_number
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def read_numbers(option: str, text: str, most: int = 1024) -> tuple[int, ...]:
     Raises:
         ConfigurationError: they are not; names the option.
     """
-    numbers = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
-    if not all(1 <= number <= most for number in numbers) or len(set(numbers)) < len(numbers):
+    read = [whole_number(part.strip(), 1, most) for part in text.split(",")]
+    numbers = tuple(number for number in read if number is not None)
+    if len(set(numbers)) < len(read):
         raise ConfigurationError(field=option, value=text, allowed=f"different numbers from 1 to {most}, comma-separated")
     return numbers

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.options import settings_of
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError
 
@@ -46,7 +47,6 @@ def canary(
     from transformers import AutoModelForCausalLM
 
     from cluster.models.target import as_float32, resolve
-    from cluster.settings.config import load
     from services.api.messages import ChatMessage
     from services.drafter.heads.canary.texts import TEXTS, layers_to_record, record_texts, save_texts
     from services.drafter.heads.files.target_rows import read_target_shape
@@ -57,7 +57,7 @@ def canary(
     asked: list[tuple[ChatMessage, ...]] = [(ChatMessage(role="user", content=each),) for each in _QUESTIONS]
     if prompts is not None:
         asked = [each.messages for each in read_prompts([prompts])]
-    loaded = load(flags=[] if model is None else [f"model={model}"])
+    loaded = settings_of(None, None, model=model)
     resolved = resolve(loaded.model, loaded.cache_dir, say=_say)
     target = resolved.path
     if not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):

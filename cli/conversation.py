@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 from cli.printed_answer import print_answer
 from cluster.process.terminal import explain, stderr
+from services.whole_number import whole_number
+from speculation.limits import MAX_UINT64
 
 if TYPE_CHECKING:
     import outrider
@@ -78,8 +80,8 @@ class Conversation:
         if name == "strategy" and value:
             self._options["strategy"] = cast("outrider.Strategy", value)
             return f"strategy: {value}"
-        if name == "seed" and value.isdecimal():
-            self._options["seed"] = int(value)
+        if name == "seed" and (seed := whole_number(value, 0, MAX_UINT64)) is not None:
+            self._options["seed"] = seed
             return f"seed: {value}"
         if name == "seed" and not value:
             self._options.pop("seed", None)

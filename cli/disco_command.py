@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from cli.options import settings_of
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError
 
@@ -59,7 +60,6 @@ def disco(
     from cluster.models.drafters import by_kernels
     from cluster.models.target import resolve
     from cluster.settings.component_configs import verifier_config
-    from cluster.settings.config import load
     from services.drafter.config import DrafterConfig, TrainedConfig
     from services.drafter.draft_model.source import NAME, make
     from services.drafter.heads.files.target_rows import read_target_rows
@@ -75,7 +75,7 @@ def disco(
         raise ConfigurationError("it or its .json file exists; name a new file", field="--out", value=out)
     check_labels(labels, temperature)
     check_device(device, "--device")
-    loaded = load(flags=[*(settings or []), *([f"model={model}"] if model else [])])
+    loaded = settings_of(None, settings, model=model)
     resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
     # The chain alone, as it is stopped.
     trained = TrainedConfig(

@@ -20,7 +20,7 @@ from cluster.settings.config import Settings
 from services.api.http.json_body import parse_object
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
-from services.api.http.openai.generation import prepare
+from services.api.http.openai.preparing import prepare
 from services.api.messages import ClientRequest, HowAsked, RequestedSampling
 from services.model_files.folder import reading, text_config
 from services.router.config import RouterConfig

@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from cli.bench_options import check_new_folder, make_folder, read_numbers
 from speculation.errors import ConfigurationError
 
 Costs = Annotated[
     str,
     typer.Option(help="What a pass costs: 8b-h100, 8b-h100-vllm, 24b-h100, 70b-h100, 135m-cpu, or a verifier's cost table."),
 ]
+# GPUs of a fleet, or verifiers.
+_MOST = 4096
 Price = Annotated[float, typer.Option(min=0, help="Dollars for a GPU and hour.")]
 
 
@@ -63,14 +66,13 @@ def autoscale(
             raise ConfigurationError("a recording has its own", field=option, value=given, given=f"but --trace is {trace}")
     if out is not None:
         check_installed()
-        if out.exists():
-            raise ConfigurationError("it exists; name a new folder, so that no result is lost", field="--out", value=out)
+        check_new_folder(out)
     config = AutoscaleConfig(
         hardware=hardware_of(costs),
         traffic=TrafficConfig(per_s=2.3 if rate is None else rate, days=1.0 if days is None else days),
         recorded=trace,
         bounds=Autoscaling(min_replicas=least, max_replicas=most),
-        fixed=() if fixed is None else _sizes("--fixed", fixed),
+        fixed=() if fixed is None else read_numbers("--fixed", fixed, _MOST),
         price=price,
         seed=seed,
         # Nodes take some three fifths of a start: asked for, booted, image fetched.
@@ -80,7 +82,7 @@ def autoscale(
     for table in tables_of(compared):
         stdout().print(render(table))
     if out is not None:
-        out.mkdir(parents=True)
+        make_folder(out)
         write_fleet_report(compared, out)
         stdout().print(f"Report: {out / 'report.html'}", highlight=False, soft_wrap=True)
     if compared.outcomes[0].lost:
@@ -104,15 +106,8 @@ def fleet(
     hardware, measured = hardware_of(costs), read_component_costs(components or MEASURED)
     plans = [
         (plan_fleet(count, hardware, measured), plan_fleet(count + hardware.gpus, hardware, measured))
-        for count in _sizes("--gpus", gpus)
+        for count in read_numbers("--gpus", gpus, _MOST)
     ]
     for table in plan_tables(plans, hardware, price):
         stdout().print(render(table))
     stdout().print(f"the other components, per request, piece, draft and replica: measured on {measured.machine}")
-
-
-def _sizes(option: str, text: str) -> tuple[int, ...]:
-    sizes = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
-    if not all(1 <= size <= 4096 for size in sizes):
-        raise ConfigurationError(field=option, value=text, allowed="numbers from 1 to 4096, comma-separated")
-    return sizes

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cli.index_building import build_progress, built_index, open_tokenizer
+from cli.options import settings_of
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError
 
@@ -255,8 +256,7 @@ def _resolve(model: str | None) -> ResolvedModel:
     """The named model, or the default one."""
     from cluster.checks.host import check_folder
     from cluster.models.target import resolve
-    from cluster.settings.config import load
 
-    settings = load(flags=[] if model is None else [f"model={model}"])
+    settings = settings_of(None, None, model=model)
     check_folder("cache_dir", settings.cache_dir)
     return resolve(settings.model, settings.cache_dir, say=stderr().print)

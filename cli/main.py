@@ -48,6 +48,7 @@ from cli.options import (
     TopP,
     credentials,
     default_address,
+    settings_of,
 )
 from cli.other_servers import SettingsCommand
 from cli.printed_answer import print_answer
@@ -120,7 +121,7 @@ def serve(
 
     stop_on_signals(STOPPED_AT_ONCE)
     named = {"model": model, "server.host": host, "server.port": port, "cluster.name": name}
-    loaded = _load(config, settings, **named)
+    loaded = settings_of(config, settings, **named)
     with serving(loaded, in_process=in_process, verbose=verbose) as addresses:
         ready = f"Outrider serves {loaded.model} at {addresses.grpc} (Ctrl-C stops it)"
         if in_process and (lacking := without_kernels(loaded.verifier.device, loaded.verifier.kernels)):
@@ -239,7 +240,7 @@ def models(
     import outrider
     from cli.models_report import print_models
 
-    loaded = _load(config, settings)
+    loaded = settings_of(config, settings)
     where = address or default_address(loaded)
     retry = outrider.Retry(attempts=1)
     with outrider.Client(where, timeout_s=5, retry=retry, **credentials(api_key, tls, tls_root)) as client:
@@ -264,7 +265,7 @@ def forget(
     """Delete what a server remembers of this API key's requests: answers, computed prompts, what drafters have learned."""
     import outrider
 
-    where = address or default_address(_load(config, settings))
+    where = address or default_address(settings_of(config, settings))
     with outrider.Client(where, timeout_s=30, **credentials(api_key, tls, tls_root)) as client:
         client.forget()
     stderr().print(f"{where} forgets what it remembered of these requests")
@@ -288,13 +289,6 @@ app.add_typer(train_commands.app, name="train", rich_help_panel=_BUILD)
 join_lines(app)
 
 
-def _load(config: Path | None, settings: list[str] | None, **named: Any) -> Settings:
-    from cluster.settings.config import load
-
-    flags = [*(settings or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
-    return load(config, flags)
-
-
 @contextmanager
 def _client(
     address: str | None,
@@ -315,7 +309,7 @@ def _client(
     if in_process:
         from cluster.settings.server import ServerSettings
 
-        loaded = _load(config, settings, model=model)
+        loaded = settings_of(config, settings, model=model)
         # Only this process may reach the server, so the settings of the public server are ignored.
         unseen = ServerSettings.model_validate({"port": 0, "http_port": None, "ops_port": None})
         private = loaded.model_copy(update={"server": unseen})
@@ -327,7 +321,7 @@ def _client(
         service: Any = _private(private, verbose=verbose)
         credentials = {}
     else:
-        loaded = _load(config, settings)
+        loaded = settings_of(config, settings)
         service = nullcontext(address or default_address(loaded))
         if model is not None:
             options["model"] = model

@@ -10,6 +10,7 @@ import typer
 
 from benchmarks.never_slower.verdict import FORMULAS
 from cli.bench_options import check_new_folder, check_own_ray, make_folder, read_names, read_numbers
+from cli.options import settings_of
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError
 
@@ -82,7 +83,6 @@ def never_slower(
     from benchmarks.never_slower.cells import grid
     from benchmarks.never_slower.run import NeverSlowerConfig
     from benchmarks.never_slower.turns import RoundPlan
-    from cluster.settings.config import load
 
     if resume and out is None:
         raise ConfigurationError("--resume goes on with a folder: name it with --out", about="--resume")
@@ -108,7 +108,7 @@ def never_slower(
         max_tokens=max_tokens,
         seed=seed,
     )
-    loaded = load(config, [*(settings or []), *([f"model={model}"] if model else [])])
+    loaded = settings_of(config, settings, model=model)
     _measure(wanted, loaded, out or Path(f"outrider-never-slower-{datetime.now():%Y%m%d-%H%M%S}"), resume=resume)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import Address, ApiKey, ConfigFile, Set, Tls, TlsRoot, credentials, default_address
+from cli.options import Address, ApiKey, ConfigFile, Set, Tls, TlsRoot, credentials, default_address, settings_of
 from cluster.process.terminal import stderr
 from speculation.errors import OutriderError
 
@@ -27,11 +27,10 @@ def top(
 ) -> None:
     """Show what a running server does now: load, speed, what drafting brings by strategy and source, and troubles."""
     from cli.top import show_top
-    from cluster.settings.config import load
     from speculation.errors import ConfigurationError
 
     if not url:
-        server = load(config, settings or ()).server
+        server = settings_of(config, settings).server
         if not server.ops:
             raise ConfigurationError("name the server's numbers with --url", field="server.ops_port", value=server.ops_port)
         url = [f"http://{server.ops_host}:{server.ops}/metrics"]
@@ -46,10 +45,8 @@ def doctor(
 ) -> None:
     """Check what this machine lacks for `outrider serve`. Exit code 1 if something would not work."""
     from cli.doctor import examine
-    from cluster.settings.config import load
 
-    flags = [*(settings or ()), *([f"model={model}"] if model is not None else ())]
-    if not examine(load(config, flags), as_json=as_json):
+    if not examine(settings_of(config, settings, model=model), as_json=as_json):
         raise typer.Exit(1)
 
 
@@ -128,9 +125,8 @@ def reload(
 ) -> None:
     """Replace the weights that a server serves, while it serves: at all its verifiers, or at none."""
     import outrider
-    from cluster.settings.config import load
 
-    where = address or default_address(load(config, settings or ()))
+    where = address or default_address(settings_of(config, settings))
     with outrider.Client(where, **credentials(api_key, tls, tls_root)) as client:
         done = client.reload(folder, running=running, within_s=within)
     if as_json:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.settings.config import API_KEY_VARIABLE
+from cluster.settings.config import API_KEY_VARIABLE, load
 from speculation.errors import ConfigurationError
 from speculation.sources import STRATEGIES
 
@@ -55,6 +56,11 @@ Sources = Annotated[
     bool,
     typer.Option("--sources", help="Show who guessed which part of the answer: by colour on a terminal, and in numbers."),
 ]
+
+
+def settings_of(config: Path | None, flags: Sequence[str] | None, **named: object) -> Settings:
+    """The settings of a file and of ``--set``, with those that options of their own name, where they are given."""
+    return load(config, [*(flags or ()), *(f"{name}={value}" for name, value in named.items() if value is not None)])
 
 
 def credentials(api_key: str | None, tls: bool, root: Path | None) -> dict[str, Any]:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.options import ConfigFile, settings_of
+
 if TYPE_CHECKING:
     from cluster.models.target import ResolvedModel
     from cluster.settings.config import Settings
 
-_ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
-
 
 def draft(
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
     model: Annotated[
         str | None, typer.Option("--model", help="The target: its tokenizer is all that most drafters need of it.")
     ] = None,
@@ -34,7 +34,7 @@ def draft(
 
 
 def verify(
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
     model: Annotated[str | None, typer.Option("--model", help="The target.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="One setting, such as verifier.port=50071. Repeatable.")
@@ -60,9 +60,8 @@ def _run(
     from cluster.process.logs import start_logging
     from cluster.process.signals import stop_on_signals
     from cluster.process.terminal import stderr
-    from cluster.settings.config import load
 
-    loaded = load(config, [*(settings or ()), *([f"model={model}"] if model is not None else ())])
+    loaded = settings_of(config, settings, model=model)
     start_logging(loaded.logging)
     target = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -233,6 +230,7 @@ def page(
 
 
 def _measure(name: str, options: _Options, indexes: NamedIndexes | None = None, classifier: Path | None = None) -> None:
+    from benchmarks.bench.environment import typed
     from benchmarks.bench.plots import check_installed
     from benchmarks.bench.prompts import read_prompts
     from benchmarks.papers.catalogue import experiment_of
@@ -244,7 +242,7 @@ def _measure(name: str, options: _Options, indexes: NamedIndexes | None = None, 
     from benchmarks.papers.workbench import PaperConfig, Workbench
     from cli.paper_ablation import trained_runs
     from cluster.models.target import resolve
-    from cluster.process.terminal import stderr, stdout
+    from cluster.process.terminal import progress, stderr, stdout
     from cluster.settings.config import load
 
     # Mistakes are found before anything is loaded.
@@ -270,14 +268,14 @@ def _measure(name: str, options: _Options, indexes: NamedIndexes | None = None, 
     bench = Workbench(config)
     experiment = experiment_of(name, bench)
     told = {
-        "command": shlex.join(["outrider", *sys.argv[1:]]),
+        "command": typed(),
         "requests": bench.answers,
         "units": [unit.name for unit in experiment.units],
         "deviations": (*experiment.deviations, *looked_up.notes),
     }
     folder = PaperFolder(out, _identity(name, options, bench), told)
     try:
-        measure_units(experiment.units, folder, _progress)
+        measure_units(experiment.units, folder, progress)
     except KeyboardInterrupt:
         stderr().print(f"[yellow]Interrupted: the same command goes on where it was[/yellow] ({out})")
         raise typer.Exit(130) from None
@@ -350,14 +348,3 @@ def _write_report(out: Path, section: PaperSection) -> None:
 
     write_page(out / "report.md", [section], (), out / "plots")
     (out / "results.json").write_text(json.dumps(section.as_object(), indent=1, ensure_ascii=False) + "\n")
-
-
-@contextmanager
-def _progress(unit: str, answers: int) -> Iterator[Callable[[], None]]:
-    from rich.progress import Progress
-
-    from cluster.process.terminal import stderr
-
-    with Progress(console=stderr(), transient=True) as bars:
-        task = bars.add_task(unit, total=answers)
-        yield lambda: bars.advance(task)

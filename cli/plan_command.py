@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.options import settings_of
 from cluster.checks.gpu_sizing import GPUS, GpuSplit, gpus_named, reasons, sentence, splits_of
 from cluster.checks.preflight import model_folder
 from cluster.models.drafters import draft_models, trained_config
@@ -63,16 +64,14 @@ def plan(
 ) -> None:
     """Print what `outrider serve`, or the Helm chart, would run, and where. Rejects what would not start; starts nothing."""
     if explain is not None or call:
-        _explain(load(config, [*(settings or ()), *([f"model={model}"] if model else [])]), explain, call or (), as_json)
+        _explain(settings_of(config, settings, model=model), explain, call or (), as_json)
         return
     from cli.plan_report import examined_here, plan_object, print_examined
     from cluster.checks.offered import in_manifests, read_offer
     from cluster.checks.pods import preflight_in_pods
 
     if gpus is not None:
-        _print_sizes(
-            load(config, [*(settings or ()), *([f"model={model}"] if model else [])]), gpus, pods or manifests, as_json
-        )
+        _print_sizes(settings_of(config, settings, model=model), gpus, pods or manifests, as_json)
         return
     over, offer = None, None
     if manifests is not None:
@@ -80,13 +79,11 @@ def plan(
         over, offer = in_manifests(_read(manifests), str(manifests))
     elif pods is not None:
         offer = read_offer(_yaml(pods), str(pods))
-    flags = list(settings or ())
     if offer is None:
-        flags += [f"model={model}"] if model is not None else []
-        examined = examined_here(load(config, flags))
+        examined = examined_here(settings_of(config, settings, model=model))
     else:
         copy = None if model is None else _folder(model)
-        examined = preflight_in_pods(load(config, flags, over=over), offer, copy)
+        examined = preflight_in_pods(load(config, settings or (), over=over), offer, copy)
     if as_json:
         print(json.dumps(plan_object(examined), indent=1))
     else:

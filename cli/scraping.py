@@ -10,19 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from outrider._addresses import is_loopback
-from services.metrics.families import FAMILIES, PREFIX
+from services.metrics.added_up import Labels, own_samples
+from services.metrics.families import FAMILIES
 from speculation.errors import OutriderError, Unavailable
 
-_RAY = "ray_"
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 64 * 2**20
 # A line that says where the numbers are; the router's own /metrics has them on Ray.
 _POINTER = "# see "
-
-_Labels = tuple[tuple[str, str], ...]
 
 
 @dataclass(slots=True)
@@ -36,7 +32,7 @@ class Reading:
     """
 
     at: float
-    values: dict[str, dict[_Labels, float]] = field(default_factory=dict)
+    values: dict[str, dict[Labels, float]] = field(default_factory=dict)
     series: dict[str, int] = field(default_factory=dict)
 
     def sum(self, name: str, **labels: str) -> float:
@@ -127,18 +123,9 @@ def _fetched(url: str) -> str:
 def _add(reading: Reading, text: str) -> None:
     """Add the samples of one process; Ray's own labels are left out."""
     try:
-        for family in text_string_to_metric_families(text):
-            # Counters lose their ending in the family's name, and have it in the samples'.
-            bare = family.name.removeprefix(_RAY).removeprefix(PREFIX)
-            known = FAMILIES.get(bare) or FAMILIES.get(f"{bare}_total")
-            if known is None or PREFIX not in family.name:
-                continue
-            kept = {*known.labels, "le"}
-            for sample in family.samples:
-                name = sample.name.removeprefix(_RAY).removeprefix(PREFIX)
-                labels = tuple(sorted((key, value) for key, value in sample.labels.items() if key in kept))
-                values = reading.values.setdefault(name, {})
-                values[labels] = values.get(labels, 0.0) + sample.value
-                reading.series[name] = reading.series.get(name, 0) + 1
+        for _, name, labels, value in own_samples(text):
+            values = reading.values.setdefault(name, {})
+            values[labels] = values.get(labels, 0.0) + value
+            reading.series[name] = reading.series.get(name, 0) + 1
     except ValueError as error:
         raise OutriderError(f"that is no text of Prometheus's format: {error}") from error

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.bench_options import check_new_folder, make_folder, read_names, read_numbers
+from cli.options import settings_of
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def sizes(
     with notes.status("bench sizes") as status:
         found = measure_sizes(measuring, told=status.update)
     about = {
-        "command": " ".join(["outrider", *sys.argv[1:]]),
+        "command": environment.typed(),
         "model": resolved.name,
         "prompts": len(asked),
         "max_tokens": measuring.max_tokens,
@@ -120,15 +120,15 @@ def _target(
     from cluster.models.drafters import bundled
     from cluster.models.target import resolve
     from cluster.process.terminal import stderr
-    from cluster.settings.config import load
 
-    given = [*(flags or []), *SETTINGS, *([f"model={model}"] if model else [])]
-    loaded = load(config, given)
+    given = [*(flags or []), *SETTINGS]
+    loaded = settings_of(config, given, model=model)
     resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
     if drafters is not None:
         along = {folder.name: folder for folder in bundled(resolved.name)}
         folders = [_folder(name, along) for name in read_names(drafters)]
-        loaded = load(config, [*given, f"drafter.models={json.dumps([str(folder) for folder in folders])}"])
+        named = json.dumps([str(folder) for folder in folders])
+        loaded = settings_of(config, given, model=model, **{"drafter.models": named})
     return loaded, resolved
 
 

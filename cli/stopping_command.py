@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.options import settings_of
 from speculation.errors import ConfigurationError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -53,9 +52,8 @@ def stopping(
     from benchmarks.stopping.run import Comparison, compare_policies
     from cluster.models.drafters import trained_config
     from cluster.models.target import resolve
-    from cluster.process.terminal import stderr, stdout
+    from cluster.process.terminal import progress, stderr, stdout
     from cluster.settings.component_configs import verifier_config
-    from cluster.settings.config import load
     from speculation.files import write_whole
     from speculation.types import SamplingParams
 
@@ -65,7 +63,7 @@ def stopping(
         raise ConfigurationError(field=f"--{error.field}", value=error.value, allowed=error.allowed) from error
     if out is not None and out.exists():
         raise ConfigurationError("it exists; name a new file, so that no result is lost", field="--out", value=out)
-    loaded = load(config, [*(settings or []), *([f"model={model}"] if model else [])])
+    loaded = settings_of(config, settings, model=model)
     resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
     draft, classifier = _drafting(loaded, resolved, draft, classifier)
     target = verifier_config(loaded, resolved).target
@@ -78,10 +76,10 @@ def stopping(
         )
     )  # fmt: skip
     try:
-        with _progress("Static lengths", (1 + sweep) * len(bench.tuning)) as advance:
+        with progress("Static lengths", (1 + sweep) * len(bench.tuning)) as advance:
             tried = bench.static_lengths(advance)
         contestants = bench.contestants(fastest_length(tried))
-        with _progress("Policies", (2 + len(contestants)) * len(bench.requests) * repeats) as advance:
+        with progress("Policies", (2 + len(contestants)) * len(bench.requests) * repeats) as advance:
             found = compare_policies(bench.decoder, bench.requests, contestants, repeats, longest, advance)
     finally:
         bench.target.shutdown()
@@ -129,14 +127,3 @@ def _drafting(
             soft_wrap=True,
         )
     return draft, classifier
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    from rich.progress import Progress
-
-    from cluster.process.terminal import stderr
-
-    with Progress(console=stderr(), transient=True) as bars:
-        task = bars.add_task(what, total=total)
-        yield lambda: bars.advance(task)

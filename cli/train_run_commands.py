@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from cli.options import settings_of
 from cluster.process.terminal import stderr, stdout
 from speculation import limits
 from speculation.errors import ConfigurationError
@@ -120,10 +121,9 @@ def run(
 
 def _target(model: str | None) -> TrainingTarget:
     from cluster.models.target import as_float32, resolve
-    from cluster.settings.config import load
     from training.open_run import TrainingTarget
 
-    loaded = load(flags=[] if model is None else [f"model={model}"])
+    loaded = settings_of(None, None, model=model)
     folder = resolve(loaded.model, loaded.cache_dir, say=stderr().print).path
     return TrainingTarget(folder=folder, floats=lambda: as_float32(folder, say=stderr().print))
 

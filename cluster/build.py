@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,56 +67,54 @@ async def in_process(
 
     # Reports wrong settings before anything is loaded.
     routing = router_config(settings, model)
-    observing = Observing(settings, on_ray=False)
-    metrics = observing.metrics
-    retrieval = None
-    if settings.retrieval.enabled:
-        from services.retrieval.service import RetrievalService
+    async with AsyncExitStack() as ended:
+        observing = Observing(settings, on_ray=False)
+        ended.push_async_callback(observing.stop)
+        retrieval = None
+        if settings.retrieval.enabled:
+            from services.retrieval.service import RetrievalService
 
-        retrieval = RetrievalService(retrieval_config(settings, model))
-    link = None if retrieval is None else InProcessRetrievalLink(observing.retrieval(retrieval))
-    drafter = DrafterService(drafter_config(settings, model), link, answers=None if retrieval is None else retrieval.answers)
-    here = InProcessDraftLink(observing.drafter(drafter), settings.drafter.session_silence_s)
-    link_to_drafter = between(outside_link(settings) or here)
-    before_products(settings)
-    await drafter.start()
-    drafts = await origins(settings, model, link_to_drafter)
-    verifier = VerifierService(
-        verifier_config(settings, model, in_process=True),
-        drafts,
-        launch_child,
-        metrics,
-        stream_weights(settings, model),
-        noise_trial(settings, model),
-    )
-    try:
-        router = RouterService(routing, InProcessVerifierLink(observing.verifier(verifier)), metrics)
+            retrieval = RetrievalService(retrieval_config(settings, model))
+            ended.push_async_callback(retrieval.stop)
+        link = None if retrieval is None else InProcessRetrievalLink(observing.retrieval(retrieval))
+        answers = None if retrieval is None else retrieval.answers
+        drafter = DrafterService(drafter_config(settings, model), link, answers=answers)
+        ended.push_async_callback(drafter.stop)
+        here = InProcessDraftLink(observing.drafter(drafter), settings.drafter.session_silence_s)
+        link_to_drafter = between(outside_link(settings) or here)
+        before_products(settings)
+        await drafter.start()
+        verifier = VerifierService(
+            verifier_config(settings, model, in_process=True),
+            await origins(settings, model, link_to_drafter, ended),
+            launch_child,
+            observing.metrics,
+            stream_weights(settings, model),
+            noise_trial(settings, model),
+        )
+        ended.push_async_callback(verifier.stop)
+        router = RouterService(routing, InProcessVerifierLink(observing.verifier(verifier)), observing.metrics)
+        ended.push_async_callback(router.stop)
         if retrieval is not None:
             await retrieval.start()
         await verifier.start()
-        try:
-            yield Pipeline(
-                drafter=drafter,
-                retrieval=retrieval,
-                verifier=verifier,
-                router=observing.router(router, model.name),
-                observing=observing,
-            )
-        finally:
-            await router.stop()
-    finally:
-        await verifier.stop()
-        await drafter.stop()
-        if retrieval is not None:
-            await retrieval.stop()
-        await observing.stop()
+        yield Pipeline(
+            drafter=drafter,
+            retrieval=retrieval,
+            verifier=verifier,
+            router=observing.router(router, model.name),
+            observing=observing,
+        )
 
 
-async def origins(settings: Settings, model: ResolvedModel, link: DraftLink) -> list[Origin]:
+async def origins(settings: Settings, model: ResolvedModel, link: DraftLink, ended: AsyncExitStack) -> list[Origin]:
     """The origins of a verifier's drafts.
 
     They are the drafter at the other end of ``link`` and, if models draft in the verifier's process, a drafter of their own,
     whose models are loaded here.
+
+    Args:
+        ended: stops that drafter. The verifier has to be stopped before.
 
     Raises:
         ConfigurationError: as ``drafter_config``; or a model cannot be used.
@@ -129,6 +127,7 @@ async def origins(settings: Settings, model: ResolvedModel, link: DraftLink) -> 
     from services.links.in_process import InProcessDraftLink
 
     drafter = DrafterService(drafter_beside_config(settings, model))
+    ended.push_async_callback(drafter.stop)
     before_products(settings)
     await drafter.start()
     beside = InProcessDraftLink(drafter, settings.drafter.session_silence_s)

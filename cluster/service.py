@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 
 from cluster.checks.preflight import preflight
 from cluster.entry.public import Addresses
 from cluster.models.target import resolve
 from cluster.process.logs import quiet_libraries, start_logging
 from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
-from cluster.process.terminal import stderr
+from cluster.process.terminal import stderr, telling
 from cluster.ray.address import check_ray_answers, ray_is_here
 from cluster.settings.config import Settings
 
@@ -37,13 +37,13 @@ def serving(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[
         if in_process:
             from cluster.process.local_service import running_in_process
 
-            with _telling("Loading the model"):
+            with telling(err, "Loading the model"):
                 addresses = stack.enter_context(running_in_process(settings, model))
         else:
             from cluster.ray.on_ray import running_on_ray
 
             names = "router, drafter, retrieval" if settings.retrieval.enabled else "router, drafter"
-            with _telling(f"Starting {names} and verifier on Ray (some twenty seconds)"):
+            with telling(err, f"Starting {names} and verifier on Ray (some twenty seconds)"):
                 addresses = stack.enter_context(running_on_ray(settings, model, verbose=verbose))
         yield addresses
 
@@ -58,14 +58,6 @@ def wait_for_interrupt(ready: str) -> None:
         signal.pause()
     except KeyboardInterrupt:
         err.print("Stopping")
-
-
-def _telling(what: str) -> AbstractContextManager[object]:
-    """A spinner on a terminal, a line elsewhere."""
-    if err.is_terminal:
-        return err.status(what)
-    err.print(what)
-    return nullcontext()
 
 
 def _set_logging(settings: Settings, verbose: bool) -> None:

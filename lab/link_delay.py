@@ -138,8 +138,8 @@ async def service(
     kept_nothing = ("drafter.keep_calibration=false", "verifier.keep_learnt=false")
     flags = [f"drafter.draft_ahead={ahead}", *kept_nothing, "verifier.threads=1", *more]
     settings = load(flags=flags)
-    async with drafter(model, flags, core) as port:
-        origins = await build.origins(settings, model, DelayedLink(port, delay_s))
+    async with drafter(model, flags, core) as port, AsyncExitStack() as ended:
+        origins = await build.origins(settings, model, DelayedLink(port, delay_s), ended)
         verifier = VerifierService(component_configs.verifier_config(settings, model), origins, launch_child)
         try:
             await verifier.start()

@@ -1,10 +1,13 @@
-"""What a result depends on besides the code: machine, versions, commit, threads."""
+"""What a result depends on besides the code: machine, versions, commit, threads, and what was typed."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+import shlex
 import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import psutil
 from services.machine.processor import cores, processor
 
 _ROOT = Path(__file__).resolve().parents[2]
+_PASSWORD = re.compile(r"(://[^/\s:]*:)[^/\s]+@")
 
 
 def describe(threads: int) -> dict[str, Any]:
@@ -30,6 +34,11 @@ def describe(threads: int) -> dict[str, Any]:
         "threads": threads,
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
+
+
+def typed() -> str:
+    """The command, without passwords in URLs: results are passed on. Other secrets no command line may hold."""
+    return shlex.join(["outrider", *(_PASSWORD.sub(r"\1...@", argument) for argument in sys.argv[1:])])
 
 
 def commit() -> str | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -241,7 +239,7 @@ class Bench:
     def _settings_object(self, peers: list[str]) -> dict[str, Any]:
         schedule = self._config.schedule
         return {
-            "command": shlex.join(["outrider", *map(_without_secret, sys.argv[1:])]),
+            "command": environment.typed(),
             "model": self._model.name,
             "dtype": self._settings.verifier.dtype,
             "device": self._settings.verifier.device,
@@ -296,12 +294,6 @@ class Bench:
         with Progress(*columns, console=self._console) as progress:
             task = progress.add_task("", total=total, last="")
             yield lambda name: progress.update(task, advance=1, last=name)
-
-
-def _without_secret(argument: str) -> str:
-    """Hide the values of settings that hold a token or a key: results are passed on."""
-    name, separator, _ = argument.partition("=")
-    return f"{name}=..." if separator and ("token" in name.split(".")[-1] or "key" in name) else argument
 
 
 class _Lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.whole_number import whole_number
 from speculation.errors import ConfigurationError
 from speculation.sources import STRATEGIES
 
@@ -50,10 +51,10 @@ def read_load(text: str) -> HostLoad:
             return load
     size, _, strategy = text.partition(":")
     requests, drafted, nodes = size.partition("x")
-    counts = [int(each) if each.isdecimal() else 0 for each in (requests, nodes if drafted else "1")]
+    many, most_nodes = whole_number(requests, 1, 1024), whole_number(nodes if drafted else "1", 1, 128)
     known = bool(STRATEGIES.get(strategy)) if drafted else not strategy
-    if not known or not 1 <= counts[0] <= 1024 or not 1 <= counts[1] <= 128:
+    if not known or many is None or most_nodes is None:
         raise ConfigurationError(
             f"--loads has {text}: must be a number of requests, as 64, or requests x nodes:strategy, as 64x4:blend"
         )
-    return HostLoad(requests=counts[0], strategy=strategy, nodes=counts[1]) if drafted else HostLoad(requests=counts[0])
+    return HostLoad(requests=many, strategy=strategy, nodes=most_nodes) if drafted else HostLoad(requests=many)

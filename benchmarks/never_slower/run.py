@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +36,8 @@ from services.router.tokens import Tokens
 # Around each turn: emptying the server's memory, the first answers, comparing.
 _OVERHEAD_S = 2.5
 _WARM_UP_REQUESTS = 4
+# Of the router, which the record does not have: it is passed on.
+_PASSWORDS = {"learning_redis_url", "learning_redis_password"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,10 +134,12 @@ class NeverSlowerRun:
             "exact": self.exact,
             "left_out": self.left_out,
             "settings": {
-                "command": shlex.join(["outrider", *sys.argv[1:]]),
+                "command": environment.typed(),
                 "model": self._model.name,
                 "dtype": self._settings.verifier.dtype,
-                "served": json.loads(self._settings.model_dump_json(include={"verifier", "drafter", "router"})),
+                "served": self._settings.model_dump(
+                    mode="json", include={"verifier", "drafter", "router"}, exclude={"router": _PASSWORDS}
+                ),
                 "prompts": config.source,
                 "prompts_digest": digest,
                 "prompt_counts": self._pool.counts(),

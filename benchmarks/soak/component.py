@@ -11,6 +11,7 @@ import gc
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -106,7 +107,7 @@ async def _verifier(place: _Place) -> object:
     from services.verifier.service import VerifierService
 
     link = GrpcDraftLink(place.spec.resolve, TOKEN, caller_tls(place.settings, "verifier"))
-    origins = await build.origins(place.settings, place.model, link)
+    origins = await build.origins(place.settings, place.model, link, AsyncExitStack())
     config = component_configs.verifier_config(place.settings, place.model)
     service = VerifierService(config, origins, metrics=place.observing.metrics)
     await service.start()

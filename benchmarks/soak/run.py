@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shlex
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import outrider
-from benchmarks.bench.environment import describe
+from benchmarks.bench.environment import describe, typed
 from benchmarks.bench.prompts import BUILTIN, read_prompts
 from benchmarks.soak.component_process import Start, started_anew
 from benchmarks.soak.doors import Doors
@@ -130,7 +128,7 @@ class SoakRun:
     def _about(self) -> dict[str, Any]:
         wanted = self._wanted
         return {
-            "command": shlex.join(["outrider", *sys.argv[1:]]),
+            "command": typed(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": wanted.seconds,
             "model": self._model.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -13,6 +12,7 @@ from cli.demo.recording import OURS, PLAIN, Pairs, Recording, measure, record
 from cluster.models.target import resolve
 from cluster.process.local_service import running_in_process
 from cluster.process.logs import quiet_libraries
+from cluster.process.terminal import telling
 from cluster.settings.config import load
 from speculation.ports import DraftLink
 
@@ -71,7 +71,7 @@ def measure_all(console: Console) -> Findings:
     settings = load(flags=["server.port=0", "server.http_port=null", "logging.level=error"])
     model = resolve(settings.model, settings.cache_dir, say=console.print)
     with (
-        _telling(console, "Loading the model, and writing two answers three times each, plainly and with drafts"),
+        telling(console, "Loading the model, and writing two answers three times each, plainly and with drafts"),
         running_in_process(settings, model, between=between) as addresses,
         outrider.Client(addresses.grpc) as client,
     ):
@@ -81,10 +81,3 @@ def measure_all(console: Console) -> Findings:
         links[0].lies = True
         lied = record(client, OURS, EDIT, _EDIT_TOKENS)
     return Findings(edit=edit, open=open_, lied=lied, lies=links[0].told, long=long)
-
-
-def _telling(console: Console, what: str) -> AbstractContextManager[object]:
-    if console.is_terminal:
-        return console.status(what)
-    console.print(what)
-    return nullcontext()

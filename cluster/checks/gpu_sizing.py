@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from services.whole_number import whole_number
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ GPUS = {
 _FAST_LINK = 1e11
 # Ranks whose GPUs share a fast link.
 _MOST_RANKS = 8
+_MOST_GPUS = 1 << 20
 # Splits whose passes differ by no more than this are equally fast on paper.
 _SAME = 1.02
 
@@ -102,12 +104,12 @@ def gpus_named(text: str) -> tuple[int, str]:
     Raises:
         ConfigurationError: it is no such text, or no such GPU is known.
     """
-    count, _, kind = text.partition("x")
-    if not count.isdecimal() or int(count) < 1 or kind.upper() not in GPUS:
+    number, _, kind = text.partition("x")
+    if (count := whole_number(number, 1, _MOST_GPUS)) is None or kind.upper() not in GPUS:
         raise ConfigurationError(
             field="--gpus", value=text, allowed=f"a number, x and one of {', '.join(GPUS)}, such as 2xH100"
         )
-    return int(count), kind.upper()
+    return count, kind.upper()
 
 
 def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float = 0.0) -> GpuPlan:

@@ -12,9 +12,12 @@ from pathlib import Path
 
 from services.machine.sockets import addresses_of, bind
 from services.verifier.kernels.native.library import why_none
+from services.whole_number import whole_number
 from speculation.errors import ConfigurationError
 
 _MIB = 2**20
+# Of a machine: far more than any has.
+_MOST_GPUS = 9999
 
 
 def count_gpus() -> int:
@@ -45,8 +48,9 @@ def check_device(
     Raises:
         ConfigurationError: it does not, or the name is malformed.
     """
-    kind, _, number = device.partition(":")
-    if device != "cpu" and not (kind == "cuda" and (number.isdecimal() or device == "cuda")):
+    kind, _, named = device.partition(":")
+    number = whole_number(named, 0, _MOST_GPUS)
+    if device != "cpu" and not (kind == "cuda" and (number is not None or device == "cuda")):
         raise ConfigurationError(field=setting, value=device, allowed="cpu, cuda or cuda:NUMBER")
     if kind == "cpu":
         return
@@ -61,7 +65,7 @@ def check_device(
     gpus = count()
     if not gpus:
         raise ConfigurationError(field=setting, value=device, given="but there is no NVIDIA GPU here; use device: cpu")
-    if number and int(number) >= gpus:
+    if number is not None and number >= gpus:
         raise ConfigurationError(f"there are {gpus} GPUs, from cuda:0 on", field=setting, value=device)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -28,18 +28,18 @@ def amount(quantity: str) -> float:
     return float(number) * _FACTORS[quantity[len(number) :]]
 
 
-_Quantity = Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?$")
+_Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?$")]
 
 
 class GroupOffer(Section):
     """The pods of one group."""
 
     pods: tuple[int, int] = Field(description="fewest and most of them")
-    cpu: str = _Quantity
-    memory: str = _Quantity
-    shared_memory: str = _Quantity
+    cpu: _Quantity
+    memory: _Quantity
+    shared_memory: _Quantity
     gpus: int = Field(0, ge=0, description="of each pod")
-    gpu_memory: str | None = Field(None, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?$", description="of each GPU")
+    gpu_memory: _Quantity | None = Field(None, description="of each GPU")
     gpu_driver: str | None = Field(None, pattern=r"^[0-9]{3}(\.[0-9]+){0,2}$", description="NVIDIA's, on the nodes")
 
 
@@ -47,7 +47,7 @@ class StorageOffer(Section):
     """The volume that all pods share."""
 
     path: Path
-    size: str | None = Field(None, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?$", description="None: not known")
+    size: _Quantity | None = Field(None, description="None: not known")
 
 
 class GroupOffers(Section):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -39,6 +41,24 @@ def stdout() -> Console:
 
     console = Console()
     return console if console.is_terminal else Console(width=160)
+
+
+def telling(console: Console, what: str) -> AbstractContextManager[object]:
+    """What goes on during a block: a spinner on a terminal, a line elsewhere."""
+    if console.is_terminal:
+        return console.status(what)
+    console.print(what)
+    return nullcontext()
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """How far a block is, on stderr; it says each time that one more of ``total`` is done."""
+    from rich.progress import Progress
+
+    with Progress(console=stderr(), transient=True) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda: bars.advance(task)
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:

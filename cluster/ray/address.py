@@ -6,6 +6,7 @@ import os
 import socket
 from pathlib import Path
 
+from services.whole_number import whole_number
 from speculation.errors import ConfigurationError
 
 # A harmless call that every Ray answers.
@@ -35,14 +36,14 @@ def check_ray_answers(timeout_s: float = _ANSWERS_S) -> None:
     named = foreign_ray()
     if named is None or named == "auto" or named.startswith("ray://"):
         return
-    host, _, port = named.rpartition(":")
-    if not host or not port.isdecimal():
+    host, _, digits = named.rpartition(":")
+    if not host or (port := whole_number(digits, 0, 65535)) is None:
         raise ConfigurationError(
             field="RAY_ADDRESS", value=named, allowed="HOST:PORT of a running Ray; unset it to start a local one"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
-    except (OSError, OverflowError, UnicodeError) as error:
+        socket.create_connection((host.strip("[]"), port), timeout=timeout_s).close()
+    except (OSError, UnicodeError) as error:
         raise ConfigurationError(
             (
                 f"nothing answers there ({getattr(error, 'strerror', None) or error}); start that Ray, or unset "

@@ -14,17 +14,17 @@ import logging
 import os
 import sys
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import grpc.aio
 import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_current_placement_group
+from typing_extensions import override
 
 from cluster import build
 from cluster.models.drafters import noise_trial, stream_weights
@@ -91,15 +91,26 @@ def _telling_why(settings: Settings) -> Iterator[None]:
 class _Process:
     """Methods that all deployments have."""
 
+    # Ends what runs, the last first. Serve calls a destructor after a failed ``__init__``, too.
+    _ended: AsyncExitStack | None = None
+
     async def process_id(self) -> int:
         """The replica's process id, for monitoring and tests."""
         return os.getpid()
+
+    async def close(self) -> None:
+        """End what runs, and keep what was learnt."""
+        if self._ended is not None:
+            await self._ended.aclose()
+
+    async def __del__(self) -> None:
+        """As ``close``: Ray Serve awaits this before it ends a replica, but does not count the calls of our own servers."""
+        await self.close()
 
 
 class _DraftServer(_Process):
     """Methods of components that others reach at a gRPC server of their own."""
 
-    _server: grpc.aio.Server
     _address: str
     _busy: BusyCores
 
@@ -115,11 +126,6 @@ class _DraftServer(_Process):
         """The load that ``cluster.ray.scaling.processes`` judges."""
         return {"busy": self._busy.since_last()}
 
-    async def __del__(self) -> None:
-        """End the streams, so that the callers connect elsewhere at once."""
-        if hasattr(self, "_server"):
-            await self._server.stop(_LAST_WORDS_S)
-
 
 @serve.deployment(name="drafter", max_ongoing_requests=_ONGOING)
 class DrafterDeployment(_DraftServer):
@@ -129,7 +135,8 @@ class DrafterDeployment(_DraftServer):
         self, settings: Settings, model: ResolvedModel, retrieval: DeploymentHandle | None
     ) -> None:
         with _telling_why(settings):
-            self._observing = Observing(settings, on_ray=True, component="drafter")
+            self._ended = AsyncExitStack()
+            observing = Observing(settings, on_ray=True, component="drafter")
             link = answers = None
             if retrieval is not None:
                 peers = peers_of(retrieval)
@@ -140,17 +147,18 @@ class DrafterDeployment(_DraftServer):
                 self._following = asyncio.create_task(peers.follow(link.reconnect), name="follow-retrieval")
             self._busy = BusyCores()
             self._drafter = DrafterService(component_configs.drafter_config(settings, model), link, answers=answers)
+            self._ended.push_async_callback(self._drafter.stop)
             await self._drafter.start()
             host, silence_s = settings.drafter.host, settings.drafter.session_silence_s
-            observing, tls = self._observing, server_tls(settings, "drafter")
-            self._server, port = await serve_drafter(
+            server, port = await serve_drafter(
                 observing.drafter(self._drafter),
                 f"{host}:0",
                 settings.internal_token,
                 silence_s,
-                tls,
+                server_tls(settings, "drafter"),
                 observing.component(settings, "drafter"),
             )
+            self._ended.push_async_callback(server.stop, _LAST_WORDS_S)
             self._address = f"{_reachable(host)}:{port}"
 
     async def forget(self, tenant: str) -> None:
@@ -165,15 +173,17 @@ class RetrievalDeployment(_DraftServer):
         with _telling_why(settings):
             from services.retrieval.service import RetrievalService
 
-            self._busy = BusyCores()
+            self._ended, self._busy = AsyncExitStack(), BusyCores()
             self._retrieval = RetrievalService(component_configs.retrieval_config(settings, model))
+            self._ended.push_async_callback(self._retrieval.stop)
             await self._retrieval.start()
             host = settings.retrieval.host
             observing = Observing(settings, on_ray=True, component="retrieval")
             observed, refused = observing.retrieval(self._retrieval), observing.component(settings, "retrieval")
             tls = server_tls(settings, "retrieval")
             further = serves(self._retrieval.answers)
-            self._server, port = await serve_retrieval(observed, f"{host}:0", settings.internal_token, tls, refused, further)
+            server, port = await serve_retrieval(observed, f"{host}:0", settings.internal_token, tls, refused, further)
+            self._ended.push_async_callback(server.stop, _LAST_WORDS_S)
             self._address = f"{_reachable(host)}:{port}"
 
     async def version(self) -> str | None:
@@ -205,9 +215,11 @@ class VerifierDeployment(_Process):
             observing = Observing(settings, on_ray=True, component="verifier")
             # It has no server to refuse anybody at, but shows its certificate.
             observing.component(settings, "verifier")
-            origins = await build.origins(settings, model, link)
+            self._ended = AsyncExitStack()
+            origins = await build.origins(settings, model, link, self._ended)
             streams, noise = stream_weights(settings, model), noise_trial(settings, model)
             self._verifier = VerifierService(config, origins, launch, observing.metrics, streams, noise)
+            self._ended.push_async_callback(self._verifier.stop)
             self._observed = observing.verifier(self._verifier)
             await self._verifier.start()
             ask_others = partial(take_weights_of_others, self._verifier.take_weights)
@@ -232,11 +244,11 @@ class VerifierDeployment(_Process):
 
     async def generate(self, request: bytes, caller: str) -> AsyncGenerator[bytes, None]:
         """As ``VerifierPort.generate``, with serialised messages; ends if ``caller``, a router, falls silent."""
-        events = self._observed.generate(serialised.read_request(request))
+        events = self._observed.generate(serialised.REQUEST.read(request))
         try:
             with self._callers.answering(caller):
                 async for event in events:
-                    yield serialised.write_event(event)
+                    yield await serialised.write_event(event)
         finally:
             await events.aclose()
 
@@ -246,21 +258,21 @@ class VerifierDeployment(_Process):
 
     async def compare(self, request: bytes) -> bytes:
         """As ``VerifierPort.compare``, with serialised messages."""
-        return serialised.write_comparisons(await self._observed.compare(*serialised.read_comparing(request)))
+        return serialised.COMPARISONS.write(await self._observed.compare(*serialised.COMPARING.read(request)))
 
     async def describe(self) -> bytes:
-        return serialised.write_card(await self._verifier.describe())
+        return serialised.CARD.write(await self._verifier.describe())
 
     async def forget(self, tenant: str) -> None:
         await self._verifier.forget(tenant)
 
     async def adapt(self, order: bytes) -> str:
         """As ``VerifierPort.adapt``, with a serialised order."""
-        return await self._verifier.adapt(serialised.read_adapting(order))
+        return await self._verifier.adapt(serialised.ADAPTING.read(order))
 
     async def reload(self, order: bytes) -> str:
         """As ``VerifierPort.reload``, with a serialised message."""
-        return await self._verifier.reload(serialised.read_reload(order))
+        return await self._verifier.reload(serialised.RELOAD.read(order))
 
     async def replaced_weights(self) -> tuple[str, str]:
         """As ``VerifierService.replaced_weights``."""
@@ -321,9 +333,11 @@ class RouterDeployment(_Process):
         """The load that ``cluster.ray.scaling.routers`` judges."""
         return {"streams": self._link.streams, "lag_s": self._lag.since_last()}
 
+    @override
     async def close(self) -> None:
         """Say NOT_SERVING, refuse calls a little later, and wait until running ones have finished."""
-        await self._entry.stop()
+        if hasattr(self, "_entry"):
+            await self._entry.stop()
 
     async def leave(self, node_id: str) -> bool:
         """As ``close``, if this router is on that node of Ray's; whether it is."""
@@ -331,11 +345,6 @@ class RouterDeployment(_Process):
             return False
         await self.close()
         return True
-
-    async def __del__(self) -> None:
-        """As ``close``: Ray Serve awaits this before it ends a replica, but does not count the calls of our own servers."""
-        if hasattr(self, "_entry"):
-            await self.close()
 
 
 async def _answered(router: RouterPort) -> None:

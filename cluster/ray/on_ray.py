@@ -7,7 +7,6 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
 
 from cluster.checks.preflight import preflight
 from cluster.entry.public import Addresses
@@ -25,12 +24,9 @@ from cluster.settings.config import Settings
 from cluster.settings.recognition import with_token
 from speculation.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentHandle
-
 log = logging.getLogger(__name__)
 
-# More than the routers need besides the time in which they drain.
+# More than components need to close, besides the time in which routers drain.
 _CLOSE_S = 10.0
 # Set before the first import of Ray, which reads them then; every process that it starts inherits them.
 ENVIRONMENT = {
@@ -88,22 +84,27 @@ def running_on_ray(settings: Settings, model: ResolvedModel, *, verbose: bool = 
             handle = serve.run_many([target], wait_for_applications_running=False)[0]
             wait_until_running(name)
             yield handle.addresses.remote().result(timeout_s=60)
-            _close(handle, settings)
+            _close(settings)
         finally:
             if foreign_ray() is not None:
                 serve.delete(name)
 
 
-def _close(routers: DeploymentHandle, settings: Settings) -> None:
-    """Let the routers end their answers before the components behind them go."""
-    drain_s = settings.server.drain_delay_s + settings.server.drain_grace_s
+def _close(settings: Settings) -> None:
+    """Let the routers end their answers before the components behind them go, and those keep what they have learnt."""
+    from ray import serve
     from ray.exceptions import RayError
-    from ray.serve.exceptions import DeploymentUnavailableError
+    from ray.serve.exceptions import RayServeException
 
-    try:
-        routers.broadcast("close").results(timeout_s=drain_s + _CLOSE_S, return_exceptions=True)
-    except (TimeoutError, DeploymentUnavailableError, RayError) as error:
-        log.warning("not all routers have closed: %s", error)
+    drain_s = settings.server.drain_delay_s + settings.server.drain_grace_s
+    placed = components(settings)
+    for component in (name for name in ("router", "verifier", "drafter") if name in placed):
+        timeout_s = _CLOSE_S + (drain_s if component == "router" else 0.0)
+        try:
+            closing = serve.get_deployment_handle(component, settings.cluster.name).broadcast("close")
+            closing.results(timeout_s=timeout_s, return_exceptions=True)
+        except (TimeoutError, RayServeException, RayError) as error:
+            log.warning("not every %s has closed: %s", component, error)
 
 
 @contextmanager

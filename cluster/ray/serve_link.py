@@ -78,11 +78,11 @@ class ServeVerifierLink:
         session = session_of(request.tenant, request.prompt, attempt)
         with OPEN_STREAMS.opened() as stream:
             verifier = self._handle.options(stream=True, session_id=named(stream, session))
-            events = verifier.generate.remote(serialised.write_request(request), self._name)
+            events = verifier.generate.remote(serialised.REQUEST.write(request), self._name)
             finished = False
             try:
                 async for event in events:
-                    message = serialised.read_event(event)
+                    message = await serialised.read_event(event)
                     finished = isinstance(message, Finished)
                     if finished:
                         # Who reads this may ask again at once, and should find its verifier free.
@@ -109,10 +109,10 @@ class ServeVerifierLink:
     async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
         """As ``VerifierPort.compare``: of any verifier."""
         try:
-            found = await self._handle.compare.remote(serialised.write_comparing(request, plans))
+            found = await self._handle.compare.remote(serialised.COMPARING.write((request, plans)))
         except Exception as error:
             raise translate(error) from None
-        return serialised.read_comparisons(found)
+        return serialised.COMPARISONS.read(found)
 
     async def describe(self) -> VerifierCard:
         """As ``VerifierPort.describe``: of any verifier, the first one that answers."""
@@ -126,7 +126,7 @@ class ServeVerifierLink:
                 for task in done:
                     asked.discard(task)
                     if task.exception() is None or not asked:
-                        return serialised.read_card(task.result())
+                        return serialised.CARD.read(task.result())
                 if done:
                     # A verifier that is gone says so at once, as often as it is asked.
                     await asyncio.sleep(_AFTER_A_FAILURE_S)
@@ -147,7 +147,7 @@ class ServeVerifierLink:
         """Of all verifiers that answer; while one of them hangs, of the first that does."""
         try:
             said = await self._handle.broadcast("describe").results_async(timeout_s=_ASK_ANOTHER_S, return_exceptions=True)
-            return tuple(serialised.read_card(answer) for answer in said if isinstance(answer, bytes))
+            return tuple(serialised.CARD.read(answer) for answer in said if isinstance(answer, bytes))
         except (TimeoutError, DeploymentUnavailableError, RayError):
             pass
         try:
@@ -161,7 +161,7 @@ class ServeVerifierLink:
         Raises:
             OutriderError: one could not take the step, or did not answer.
         """
-        return await self._everywhere("reload", serialised.write_reload(order), order.patience_s, same_weights)
+        return await self._everywhere("reload", serialised.RELOAD.write(order), order.patience_s, same_weights)
 
     async def forget(self, tenant: str) -> None:
         """Delete what is stored of a tenant's requests, at every replica.
@@ -178,7 +178,7 @@ class ServeVerifierLink:
 
     async def adapt(self, order: AdapterOrder) -> str:
         """As ``VerifierPort.adapt``: at every replica."""
-        written, within_s = serialised.write_adapting(order), order.within_s + limits.ADAPT_S
+        written, within_s = serialised.ADAPTING.write(order), order.within_s + limits.ADAPT_S
         return await self._everywhere("adapt", written, within_s, partial(same_adapter, order))
 
     async def _everywhere(

@@ -68,6 +68,8 @@ Effort = Literal["paper", "measured"]
 Report = Literal["none", "sources", "trees"]
 Privacy = Literal["none", "strict"]
 
+# Characters of a wrong value in an error.
+_SHOWN = 80
 _FINISH_REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
 
@@ -198,7 +200,7 @@ def _set_form(wire: pb.StructuredOutputs, value: Any) -> None:
     given = dict(value) if isinstance(value, Mapping) else {}
     if len(given) != 1 or next(iter(given)) not in known:
         allowed = f"a mapping with exactly one of {', '.join(known)}"
-        raise InvalidArgument(f"{name} is {value!r}: must be {allowed}", name, repr(value), allowed)
+        raise _wrong(name, value, allowed)
     ((kind, form),) = given.items()
     if kind == "choice":
         wire.choice.SetInParent()
@@ -208,9 +210,7 @@ def _set_form(wire: pb.StructuredOutputs, value: Any) -> None:
             wire.json = json.dumps(form, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             allowed = "a JSON schema, as text or as what Python makes of it"
-            raise InvalidArgument(
-                f"{name}.json is {form!r}: must be {allowed}", f"{name}.json", repr(form), allowed
-            ) from error
+            raise _wrong(f"{name}.json", form, allowed) from error
     else:
         _set(wire, kind, form, f"{name}.{kind}")
 
@@ -236,9 +236,18 @@ def _set(message: Any, name: str, value: Any, label: str | None = None) -> None:
             getattr(message, name).extend(value)
         else:
             setattr(message, name, value)
-    except (TypeError, ValueError, AttributeError) as error:
-        label, allowed = label or name, _allowed(message, name)
-        raise InvalidArgument(f"{label} is {value!r}: must be {allowed}", label, repr(value), allowed) from error
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _wrong(label or name, value, _allowed(message, name)) from error
+
+
+def _wrong(name: str, value: object, allowed: str) -> InvalidArgument:
+    try:
+        shown = repr(value)
+    except ValueError:
+        # Python does not write it.
+        shown = "a number of thousands of digits"
+    shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
+    return InvalidArgument(f"{name} is {shown}: must be {allowed}", name, shown, allowed)
 
 
 def _allowed(message: Any, name: str) -> str:

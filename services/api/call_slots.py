@@ -22,11 +22,13 @@ class CallSlots:
     Args:
         most: calls.
         name: of the limit, for the error.
+        of_one: most calls of one address.
     """
 
-    def __init__(self, most: int, name: str) -> None:
+    def __init__(self, most: int, name: str, *, of_one: int | None = None) -> None:
         self._most = most
         self._name = name
+        self._of_one = most if of_one is None else of_one
         self._kept = most // _KEPT_PART
         self._taken = 0
         self._of: Counter[str] = Counter()
@@ -43,7 +45,8 @@ class CallSlots:
         """
         sharer = sharer_at(address)
         own = self._of[sharer]
-        if self._taken >= self._most or (self._taken >= self._most - self._kept and own > self._kept // 2):
+        left = self._most - self._taken
+        if left <= 0 or own >= self._of_one or (left <= self._kept and own > self._kept // 2):
             why = f"{self._taken} calls are under way already, {own} of this address ({self._name}); try again"
             raise ResourceExhausted(why)
         self._taken += 1

@@ -96,6 +96,10 @@ class ChatMessage:
     reasoning: str = ""
 
 
+# Names of a template's variables that other fields of a request set: as options they are refused.
+TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatOptions:
     """What else a chat template is given.

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable
 
 from services.api.messages import RouterPort
 from speculation import limits
 
 log = logging.getLogger(__name__)
-
-# Seconds for which an answer holds, however many ask: anyone may, and every answer asks a verifier.
-_FRESH_S = 1.0
 
 
 class Readiness:
@@ -44,24 +39,3 @@ class Readiness:
         """Ask no more."""
         if self._asking is not None:
             self._asking.cancel()
-
-
-class LatelyReady:
-    """The last answer to whether requests would be answered; asked again when it is old."""
-
-    def __init__(self, ask: Callable[[], Awaitable[bool]]) -> None:
-        self._ask = ask
-        self._answer = False
-        self._asked_at = -float("inf")
-        self._lock = asyncio.Lock()
-
-    async def __call__(self) -> bool:
-        async with self._lock:
-            if time.monotonic() - self._asked_at > _FRESH_S:
-                try:
-                    self._answer = await self._ask()
-                except Exception:
-                    log.exception("readiness could not be checked")
-                    self._answer = False
-                self._asked_at = time.monotonic()
-            return self._answer

@@ -12,7 +12,7 @@ from typing_extensions import override
 from outrider.internal.v1 import answers_pb2, answers_pb2_grpc
 from services.links.auth import bearer
 from services.links.codec import answers as codec
-from services.links.codec.trees import check_size
+from services.links.codec.checks import check_size
 from services.links.grpc_retrieval import GrpcRetrievalLink
 from services.links.grpc_verifier import from_grpc
 from services.links.guarded_calls import Guard

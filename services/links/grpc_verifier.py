@@ -77,7 +77,7 @@ class GrpcVerifierLink:
         call = connection.stub.Verify(codec.encode_generation(request), metadata=self._metadata)
         try:
             async for event in call:
-                yield codec.decode_generation_event(event)
+                yield await codec.decode_event_in_turns(event)
         except grpc.aio.AioRpcError as error:
             raise _lost(error) from error
         finally:
@@ -203,7 +203,7 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
             events = self._verifier.generate(codec.decode_generation(request))
             try:
                 async for event in events:
-                    yield codec.encode_generation_event(event)
+                    yield await codec.encode_event_in_turns(event)
             except NotBegun as error:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(error), ((_REFUSED, "1"),))
             finally:

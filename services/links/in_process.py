@@ -164,28 +164,28 @@ class InProcessVerifierLink:
         self._verifier = verifier
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        events = self._verifier.generate(serialised.read_request(serialised.write_request(request)))
+        events = self._verifier.generate(serialised.REQUEST.read(serialised.REQUEST.write(request)))
         try:
             async for event in events:
-                yield serialised.read_event(serialised.write_event(event))
+                yield await serialised.read_event(await serialised.write_event(event))
         finally:
             await events.aclose()
 
     async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
-        received = serialised.read_comparing(serialised.write_comparing(request, plans))
-        return serialised.read_comparisons(serialised.write_comparisons(await self._verifier.compare(*received)))
+        received = serialised.COMPARING.read(serialised.COMPARING.write((request, plans)))
+        return serialised.COMPARISONS.read(serialised.COMPARISONS.write(await self._verifier.compare(*received)))
 
     async def forget(self, tenant: str) -> None:
-        await self._verifier.forget(serialised.read_forget(serialised.write_forget(tenant)))
+        await self._verifier.forget(serialised.FORGET.read(serialised.FORGET.write(tenant)))
 
     async def adapt(self, order: AdapterOrder) -> str:
-        return await self._verifier.adapt(serialised.read_adapting(serialised.write_adapting(order)))
+        return await self._verifier.adapt(serialised.ADAPTING.read(serialised.ADAPTING.write(order)))
 
     async def reload(self, order: ReloadOrder) -> str:
-        return await self._verifier.reload(serialised.read_reload(serialised.write_reload(order)))
+        return await self._verifier.reload(serialised.RELOAD.read(serialised.RELOAD.write(order)))
 
     async def describe(self) -> VerifierCard:
-        return serialised.read_card(serialised.write_card(await self._verifier.describe()))
+        return serialised.CARD.read(serialised.CARD.write(await self._verifier.describe()))
 
     async def service_state(self) -> ServiceState:
         try:

@@ -2,107 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from outrider.internal.v1 import verification_pb2
+from outrider.internal.v1 import verification_pb2 as pb
 from services.links.codec import verification as codec
 from speculation.adapters import AdapterOrder
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
 from speculation.reloads import ReloadOrder
 from speculation.types import Plan
 
-
-def write_request(request: GenerationRequest) -> bytes:
-    """Router to verifier."""
-    return codec.encode_generation(request).SerializeToString()
+_Message = TypeVar("_Message")
 
 
-def read_request(data: bytes) -> GenerationRequest:
-    """Decode the bytes of ``write_request``.
+@dataclass(frozen=True, slots=True)
+class Serialised(Generic[_Message]):
+    """One kind of message as bytes. ``read`` raises what ``decode`` raises."""
 
-    Raises:
-        InvalidArgument: a limit is broken; names the field.
-    """
-    return codec.decode_generation(verification_pb2.VerifyRequest.FromString(data))
+    encode: Callable[[_Message], Any]
+    decode: Callable[[Any], _Message]
+    wire: type[Any]
+
+    def write(self, message: _Message) -> bytes:
+        """The bytes of a message."""
+        found: bytes = self.encode(message).SerializeToString()
+        return found
+
+    def read(self, data: bytes) -> _Message:
+        """The message of ``write``."""
+        return self.decode(self.wire.FromString(data))
 
 
-def write_event(event: Progress | Finished) -> bytes:
+# Router to verifier.
+REQUEST: Serialised[GenerationRequest] = Serialised(codec.encode_generation, codec.decode_generation, pb.VerifyRequest)
+COMPARING: Serialised[tuple[GenerationRequest, Sequence[Plan]]] = Serialised(
+    lambda asked: codec.encode_comparing(*asked), codec.decode_comparing, pb.CompareRequest
+)
+FORGET: Serialised[str] = Serialised(codec.encode_forget, codec.decode_forget, pb.ForgetRequest)
+ADAPTING: Serialised[AdapterOrder] = Serialised(codec.encode_adapting, codec.decode_adapting, pb.AdaptRequest)
+RELOAD: Serialised[ReloadOrder] = Serialised(codec.encode_reload, codec.decode_reload, pb.ReloadRequest)
+# Verifier to router.
+COMPARISONS: Serialised[tuple[ReplayedAnswer, ...]] = Serialised(
+    codec.encode_comparisons, codec.decode_comparisons, pb.CompareResponse
+)
+CARD: Serialised[VerifierCard] = Serialised(codec.encode_card, codec.decode_card, pb.DescribeResponse)
+
+
+async def write_event(event: Progress | Finished) -> bytes:
     """Verifier to router."""
-    return codec.encode_generation_event(event).SerializeToString()
+    return (await codec.encode_event_in_turns(event)).SerializeToString()
 
 
-def read_event(data: bytes) -> Progress | Finished:
-    """Decode the bytes of ``write_event``."""
-    return codec.decode_generation_event(verification_pb2.VerifyResponse.FromString(data))
-
-
-def write_comparing(request: GenerationRequest, plans: Sequence[Plan]) -> bytes:
-    """Router to verifier."""
-    return codec.encode_comparing(request, plans).SerializeToString()
-
-
-def read_comparing(data: bytes) -> tuple[GenerationRequest, tuple[Plan, ...]]:
-    """Decode the bytes of ``write_comparing``.
-
-    Raises:
-        InvalidArgument: a limit is broken; names the field.
-    """
-    return codec.decode_comparing(verification_pb2.CompareRequest.FromString(data))
-
-
-def write_comparisons(found: Sequence[ReplayedAnswer]) -> bytes:
-    """Verifier to router."""
-    return codec.encode_comparisons(found).SerializeToString()
-
-
-def read_comparisons(data: bytes) -> tuple[ReplayedAnswer, ...]:
-    """Decode the bytes of ``write_comparisons``."""
-    return codec.decode_comparisons(verification_pb2.CompareResponse.FromString(data))
-
-
-def write_forget(tenant: str) -> bytes:
-    """Router to verifier."""
-    return codec.encode_forget(tenant).SerializeToString()
-
-
-def read_forget(data: bytes) -> str:
-    """Decode the bytes of ``write_forget``."""
-    return codec.decode_forget(verification_pb2.ForgetRequest.FromString(data))
-
-
-def write_adapting(order: AdapterOrder) -> bytes:
-    """Router to verifier."""
-    return codec.encode_adapting(order).SerializeToString()
-
-
-def read_adapting(data: bytes) -> AdapterOrder:
-    """Decode the bytes of ``write_adapting``.
-
-    Raises:
-        InvalidArgument: an unknown step.
-    """
-    return codec.decode_adapting(verification_pb2.AdaptRequest.FromString(data))
-
-
-def write_reload(order: ReloadOrder) -> bytes:
-    """Router to verifier."""
-    return codec.encode_reload(order).SerializeToString()
-
-
-def read_reload(data: bytes) -> ReloadOrder:
-    """Decode the bytes of ``write_reload``.
-
-    Raises:
-        InvalidArgument: a value is unknown; names the field.
-    """
-    return codec.decode_reload(verification_pb2.ReloadRequest.FromString(data))
-
-
-def write_card(card: VerifierCard) -> bytes:
-    """Verifier to router."""
-    return codec.encode_card(card).SerializeToString()
-
-
-def read_card(data: bytes) -> VerifierCard:
-    """Decode the bytes of ``write_card``."""
-    return codec.decode_card(verification_pb2.DescribeResponse.FromString(data))
+async def read_event(data: bytes) -> Progress | Finished:
+    """The event of ``write_event``."""
+    return await codec.decode_event_in_turns(pb.VerifyResponse.FromString(data))

@@ -12,8 +12,9 @@ from services.metrics.families import FAMILIES, PREFIX, Family
 _RAY = "ray_"
 # The ending of a gauge that is a share of something: of several, the mean counts.
 _SHARE = "_ratio"
+Labels = tuple[tuple[str, str], ...]
 # Of a series: its ending, such as "_bucket", and its labels.
-_Series = tuple[str, tuple[tuple[str, str], ...]]
+_Series = tuple[str, Labels]
 
 
 def added_up(texts: Iterable[str]) -> Iterator[Metric]:
@@ -24,20 +25,29 @@ def added_up(texts: Iterable[str]) -> Iterator[Metric]:
     """
     found: dict[str, dict[_Series, list[float]]] = {}
     for text in texts:
-        for family in text_string_to_metric_families(text):
-            ours = family.name.removeprefix(_RAY)
-            bare = ours.removeprefix(PREFIX)
-            # Counters lose their ending in the family's name, and have it in the samples'.
-            known = FAMILIES.get(bare) or FAMILIES.get(f"{bare}_total")
-            if known is None or bare == ours:
-                continue
-            series = found.setdefault(known.name, {})
-            for sample in family.samples:
-                ending = sample.name.removeprefix(_RAY).removeprefix(PREFIX).removeprefix(_base(known))
-                labels = tuple((name, sample.labels[name]) for name in (*known.labels, "le") if name in sample.labels)
-                series.setdefault((ending, labels), []).append(sample.value)
+        for family, name, labels, value in own_samples(text):
+            of_family = found.setdefault(family.name, {})
+            of_family.setdefault((name.removeprefix(_base(family)), labels), []).append(value)
     for name, series in found.items():
         yield _family(FAMILIES[name], series)
+
+
+def own_samples(text: str) -> Iterator[tuple[Family, str, Labels, float]]:
+    """The samples of our own families: the family, the sample's name without a prefix, our own labels, and its value.
+
+    Raises:
+        ValueError: the text is not of Prometheus's format.
+    """
+    for family in text_string_to_metric_families(text):
+        ours = family.name.removeprefix(_RAY)
+        bare = ours.removeprefix(PREFIX)
+        # Counters lose their ending in the family's name, and have it in the samples'.
+        known = FAMILIES.get(bare) or FAMILIES.get(f"{bare}_total")
+        if known is None or bare == ours:
+            continue
+        for sample in family.samples:
+            labels = tuple((name, sample.labels[name]) for name in (*known.labels, "le") if name in sample.labels)
+            yield known, sample.name.removeprefix(_RAY).removeprefix(PREFIX), labels, sample.value
 
 
 def _base(family: Family) -> str:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing_extensions import override
 
 from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk
-from services.api.observer import PassingRouter
+from services.api.passing_router import PassingRouter
 from services.metrics.registry import Metrics
 from services.statuses import outcome_of
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing_extensions import override
 
 from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk, Timing
-from services.api.observer import PassingRouter
+from services.api.passing_router import PassingRouter
 from services.privacy.config import Privacy
 from speculation.errors import InvalidArgument
 from speculation.types import SpeculationStats, TokenLogprobs

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from services.api.messages import ChatMessage, ChatOptions
+from services.api.messages import TAKEN, ChatMessage, ChatOptions
 from services.router import generic_tools
 from services.router.named_templates import ChatTemplates
 from services.router.template_traits import TemplateTraits, thoughts_of, traits_of, with_thought
@@ -15,9 +16,6 @@ from services.tool_formats import harmony
 from services.tool_formats.raw_json import begun_members, members
 from speculation import limits
 from speculation.errors import InvalidArgument
-
-# Names that a template has already, or that other fields of a request set.
-_TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 
 # Where a message has what the assistant thought, until it is put where the template reads it.
 _THOUGHT = "reasoning_content"
@@ -56,7 +54,7 @@ class Conversations:
         self._added = added
         self._traits: dict[int, TemplateTraits] = {}
 
-    @property
+    @cached_property
     def tool_format(self) -> str:
         """As in ``ModelCard``."""
         template = self._templates.with_tools
@@ -68,35 +66,31 @@ class Conversations:
         # Its messages are read only where thoughts are.
         return "" if traits.tool_format == harmony.NAME and not self._tells_thoughts else traits.tool_format
 
-    @property
+    @cached_property
     def thoughts(self) -> str:
         """As in ``ModelCard``."""
         template = self._templates.default or self._templates.with_tools
         return thoughts_of(template, self._added) if self._tells_thoughts and template is not None else ""
 
-    @property
+    @cached_property
     def reads_thoughts(self) -> bool:
         """As in ``ModelCard``."""
-        known = (self._templates.default, self._templates.with_tools)
-        return any(each is not None and bool(self._traits_of(each).thought_field) for each in known)
+        return any(self._traits_of(each).thought_field for each in self._templates.used)
 
-    @property
+    @cached_property
     def named_roles(self) -> tuple[str, ...]:
         """As in ``ModelCard``."""
-        known = (self._templates.default, self._templates.with_tools)
-        return tuple(sorted({role for each in known if each is not None for role in self._traits_of(each).named_roles}))
+        return tuple(sorted({role for each in self._templates.used for role in self._traits_of(each).named_roles}))
 
-    @property
+    @cached_property
     def late_system(self) -> bool:
         """As in ``ModelCard``."""
-        known = (self._templates.default, self._templates.with_tools)
-        return all(each is None or self._traits_of(each).late_system for each in known)
+        return all(self._traits_of(each).late_system for each in self._templates.used)
 
-    @property
+    @cached_property
     def options(self) -> tuple[str, ...]:
         """Names of what the templates read besides messages and tools."""
-        known = (self._templates.default, self._templates.with_tools)
-        return tuple(sorted({name for each in known if each is not None for name in each.variables} - {*_TAKEN}))
+        return tuple(sorted({name for each in self._templates.used for name in each.variables} - {*TAKEN}))
 
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
         """The conversation as text, up to the beginning of the assistant's answer.
@@ -213,8 +207,8 @@ def _template_options(options: ChatOptions, template: ChatTemplate) -> dict[str,
     extra: Mapping[str, Any] = json.loads(options.template_kwargs) if options.template_kwargs else {}
     for name, value in extra.items():
         field = f"chat_template_kwargs.{name}"
-        if name in _TAKEN or name not in template.variables:
-            free = ", ".join(sorted(template.variables - {*_TAKEN})) or "none"
+        if name in TAKEN or name not in template.variables:
+            free = ", ".join(sorted(template.variables - {*TAKEN})) or "none"
             raise InvalidArgument(field, value, f"unset: of such options, this model's chat template reads: {free}")
         given[name] = value
     return given

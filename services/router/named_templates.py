@@ -48,6 +48,11 @@ class ChatTemplates:
         """The template of conversations with tools; None: there is none."""
         return self._known.get(_WITH_TOOLS, self.default)
 
+    @property
+    def used(self) -> tuple[ChatTemplate, ...]:
+        """All that conversations may be rendered with."""
+        return tuple(self._known.values())
+
     def of(self, *, tools: bool) -> ChatTemplate:
         """The template of a conversation.
 
@@ -88,15 +93,15 @@ def _content(file: Path) -> str:
 
 def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens of a tokenizer_config.json that transformers gives to templates, by name."""
-    found = {key: _text_of(value) for key, value in settings.items() if key.endswith("_token")}
+    found = {key: text_of(value) for key, value in settings.items() if key.endswith("_token")}
     for key in _NAMED:
         given = settings.get(key)
         if isinstance(given, dict):
-            found |= {str(name): _text_of(value) for name, value in given.items()}
+            found |= {str(name): text_of(value) for name, value in given.items()}
     return {name: text for name, text in found.items() if text is not None}
 
 
-def _text_of(token: object) -> str | None:
+def text_of(token: object) -> str | None:
     """The text of a token in the settings, where it is a string or an ``AddedToken`` object; None: neither."""
     if isinstance(token, dict):
         token = token.get("content") if token.get("__type") == "AddedToken" else None

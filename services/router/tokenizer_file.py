@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from services.model_files.byte_letters import TokenBytes
 from services.model_files.folder import check_vocabulary, read_json, reading
-from services.router.named_templates import ChatTemplates, special_tokens, template_sources
+from services.router.named_templates import ChatTemplates, special_tokens, template_sources, text_of
 
 # With these classes transformers uses the file unchanged; with LlamaTokenizer only if the file works on bytes.
 _PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -136,18 +136,11 @@ def _adds_nothing(folder: Path, content: dict[str, Any], settings: dict[str, Any
 def _named_tokens(settings: dict[str, Any]) -> Iterator[str | None]:
     for key, value in settings.items():
         if key.endswith("_token") and value is not None and not isinstance(value, bool):
-            yield _text_of(value)
+            yield text_of(value)
     for key in ("extra_special_tokens", "additional_special_tokens"):
         listed = settings.get(key) or ()
         for value in listed.values() if isinstance(listed, dict) else listed:
-            yield _text_of(value)
-
-
-def _text_of(token: object) -> str | None:
-    """The text of a token in the settings, where it is a string or an ``AddedToken`` object; None: neither."""
-    if isinstance(token, dict):
-        token = token.get("content") if token.get("__type") == "AddedToken" else None
-    return token if isinstance(token, str) else None
+            yield text_of(value)
 
 
 def tokenizer_info(folder: Path) -> dict[str, Any]:

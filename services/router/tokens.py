@@ -66,37 +66,20 @@ class Tokens:
 
     Raises:
         ConfigurationError: the tokeniser cannot be loaded, or is not a fast one.
+
+    Attributes:
+        conversations: renders them, and says what their templates read.
     """
 
     def __init__(self, model_path: str, *, generic_tools: bool = True, thoughts: bool = True) -> None:
         self._backend = load(model_path)
         added = self._backend.added_names
-        self._conversations = Conversations(self._backend.templates, generic=generic_tools, thoughts=thoughts, added=added)
+        self.conversations = Conversations(self._backend.templates, generic=generic_tools, thoughts=thoughts, added=added)
 
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be encoded."""
         return bool(self._backend.templates)
-
-    @functools.cached_property
-    def tool_format(self) -> str:
-        """As in ``ModelCard``."""
-        return self._conversations.tool_format
-
-    @functools.cached_property
-    def thoughts(self) -> str:
-        """As in ``ModelCard``."""
-        return self._conversations.thoughts
-
-    @functools.cached_property
-    def reads_thoughts(self) -> bool:
-        """As in ``ModelCard``."""
-        return self._conversations.reads_thoughts
-
-    @functools.cached_property
-    def named_roles(self) -> tuple[str, ...]:
-        """As in ``ModelCard``."""
-        return self._conversations.named_roles
 
     @property
     def special_names(self) -> Mapping[str, int]:
@@ -107,16 +90,6 @@ class Tokens:
     def added_names(self) -> Mapping[str, int]:
         """Ids of all tokens that are marks, by their names."""
         return self._backend.added_names
-
-    @functools.cached_property
-    def late_system(self) -> bool:
-        """As in ``ModelCard``."""
-        return self._conversations.late_system
-
-    @property
-    def template_options(self) -> tuple[str, ...]:
-        """As in ``ModelCard``."""
-        return self._conversations.options
 
     def check_length(self, source: Source, most_tokens: int, field: str = "prompt") -> None:
         """Refuse a text that has too many tokens however it is cut, before it is tokenised, which takes long.
@@ -161,7 +134,7 @@ class Tokens:
                 refuses, or there is none.
         """
         try:
-            text = self._conversations.render(messages, options)
+            text = self.conversations.render(messages, options)
         except TemplateError as error:
             said = printable_line(str(error), _SAID)
             raise InvalidArgument("messages", "a conversation", f"what the chat template allows: {said}") from error

@@ -17,7 +17,7 @@ from opentelemetry.util.types import AttributeValue
 from typing_extensions import override
 
 from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk, is_conversation
-from services.api.observer import PassingRouter
+from services.api.passing_router import PassingRouter
 from services.tracing.trace_context import set_attributes, span_above, traceparent_of_span
 from speculation.adapters import AdapterOrder
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,7 +87,7 @@ async def verifier(model: Path, *flags: str) -> AsyncIterator[Served]:
     settings = load(flags=tiny_settings(*flags), environ={})
     drafter, sink = DrafterService(component_configs.drafter_config(settings, tiny(model))), PrometheusSink()
     await drafter.start()
-    origins = await build.origins(settings, tiny(model), InProcessDraftLink(drafter))
+    origins = await build.origins(settings, tiny(model), InProcessDraftLink(drafter), AsyncExitStack())
     service = VerifierService(component_configs.verifier_config(settings, tiny(model)), origins, launch_thread, metrics=sink)
     await service.start()
     server, port = await serve_verifier(service, "127.0.0.1:0", TOKEN)

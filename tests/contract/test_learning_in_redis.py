@@ -126,6 +126,25 @@ async def test_a_tenant_is_forgotten_by_all(servers: dict[str, str], admin: redi
         assert not two.counts.of(ACME.tenant) and two.counts.of("other")
 
 
+async def test_all_that_an_exchange_did_not_come_to_is_told_later(
+    servers: dict[str, str], admin: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts = [replace(ACME, tenant=name) for name in ("one", "two", "three")]
+    async with routers(servers["own"]) as (one, other):
+        for context in contexts:
+            one.learn(context)
+
+        async def away(*_: object, **__: object) -> None:
+            raise Unavailable("planted")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(one.store, "add", away)
+            await one.shared.exchange()
+        await one.shared.exchange()
+        told = [await other.exchange(context) for context in contexts]
+        assert [found and found.whole for found in told] == [100.0] * 3
+
+
 def damaged(value: bytes, key: bytes, other: bytes) -> dict[str, bytes]:
     body = json.dumps({"512.0.greedy": {"suffix": [1, 2, 3, 4, -5]}}).encode()
     huge = body.replace(b"-5", b"1" * 400)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import threading
+import json
+import random
 from collections.abc import Callable, Generator
 from typing import Any
 
 import httpx2
 import pytest
 
+from services import in_turns
 from services.api.config import HttpConfig
+from services.api.http import written_json
 from services.api.http.messages.answer import MessageAnswer
-from services.api.http.openai import in_turns
+from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.chat_answer import ChatAnswer
-from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.completion_answer import CompletionAnswer
-from services.api.http.openai.origin_fields import origins_of
-from services.api.http.responses import response_answer
-from services.api.http.responses.response_answer import ResponseAnswer, ResponseStream
+from services.api.http.openai.logprobs import Speller
+from services.api.http.openai.prompt_scores import echoed_logprobs
+from services.api.http.responses.response_answer import ResponseAnswer
 from services.api.http.responses.response_object import ResponseObject
 from services.api.http.server import serve_http
+from services.api.http.written_json import write, written
 from tests.running.patience import PATIENCE_S
 from tests.servers.scripted_router import ScriptedRouter
 
@@ -90,6 +93,14 @@ async def test_others_have_their_turns(form: type[AnswerInProgress], monkeypatch
         assert first["choices"][0]["logprobs"] == again["choices"][0]["logprobs"]
 
 
+async def test_others_have_their_turns_while_a_prompt_is_echoed() -> None:
+    text = "fox " * (TOKENS // 4)
+    told = _Turns(echoed_logprobs(text.encode(), (), text, 0, Speller(ScriptedRouter(), as_ids=False), named=False))
+    form = await told
+    assert "".join(form["tokens"]) == text and form["text_offset"] == [*range(TOKENS)]
+    assert told.count >= TOKENS // 128 - 1
+
+
 async def test_what_is_told_of_drafts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     server = await serve_http(ScriptedRouter("fox " * 100), HttpConfig(port=0))
     found = []
@@ -104,30 +115,49 @@ async def test_what_is_told_of_drafts_is_the_same(monkeypatch: pytest.MonkeyPatc
     assert found[0] == found[1] and len(found[0]["token_ids"]) == 400
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("asked", [{"top_logprobs": 1}, {"speculation": {"report": "trees"}}])
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("asked", [{"top_logprobs": 2}, {"speculation": {"report": "trees"}}])
-async def test_a_long_response_is_made_beside_the_event_loop(
-    asked: dict[str, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
+async def test_nothing_long_is_written_at_once(
+    path: str, asked: dict[str, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[bool] = []
+    """In a thread neither: ``json`` and pydantic keep the interpreter's lock while they write."""
+    at_once: list[int] = []
 
     def noted(work: Callable[..., Any]) -> Callable[..., Any]:
         def noting(*given: Any, **named: Any) -> Any:
             told = work(*given, **named)
-            if len(str(told)) > 20 * TOKENS:
-                made.append(threading.current_thread() is threading.main_thread())
+            at_once.append(len(str(told)))
             return told
 
         return noting
 
     monkeypatch.setattr(ResponseObject, "model_dump", noted(ResponseObject.model_dump))
-    monkeypatch.setattr(response_answer, "origins_of", noted(origins_of))
-    monkeypatch.setattr(ResponseStream, "joined", noted(ResponseStream.joined))
+    monkeypatch.setattr(json, "dumps", noted(json.dumps))
     server = await serve_http(ScriptedRouter("a" * TOKENS), HttpConfig(port=0))
     try:
         async with httpx2.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client:
-            body = {"model": "scripted", "input": "x", "stream": stream, "stream_interval": 50, **asked}
-            assert (await client.post("/v1/responses", json=body)).status_code == 200
+            chat = {"messages": TALK, "logprobs": "top_logprobs" in asked} if "chat" in path else {"input": "x"}
+            body = {"model": "scripted", "stream": stream, "stream_interval": 50, **chat, **asked}
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200
     finally:
         await server.stop(0)
-    assert made and not any(made)
+    assert len(answer.content) > 30 * TOKENS and max(at_once) < 20 * TOKENS
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_parts_make_the_same_json(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+
+    def some(levels: int) -> Any:
+        if levels == 0:
+            return rng.choice([None, True, 1, -0.5, "", 'ü"\n\ud7ff', [], {}])
+        entries = [some(rng.randrange(levels)) for _ in range(rng.randrange(7))]
+        return rng.choice([list, tuple, lambda each: {f'"{n}': one for n, one in enumerate(each)}])(entries)
+
+    content = {"all": [some(5) for _ in range(20)], "": some(5), "1": some(0)}
+    whole = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    for at_once in (1, 2, 5, 40, 10_000):
+        monkeypatch.setattr(written_json, "AT_ONCE", at_once)
+        assert written(content) == await write(content) == whole

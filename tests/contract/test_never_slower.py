@@ -89,6 +89,14 @@ async def test_a_round_compares_every_answer(tiny: Path, temperature: float) -> 
     assert all(turn.answers >= 3 and turn.speed > 0 and not turn.wrong and not turn.error for turn in turns)
 
 
+def test_a_record_holds_no_password(tiny: Path, tmp_path: Path) -> None:
+    run = a_run(tiny, tmp_path)
+    told = {"learning_redis_url": "redis://router:secret@here", "learning_redis_password": "secret"}
+    run._settings = run._settings.model_copy(update={"router": run._settings.router.model_copy(update=told)})
+    record = json.dumps(run.record(partial=True))
+    assert "secret" not in record and "learning" in record
+
+
 @pytest.mark.exhaustive
 async def test_the_servers_memory_is_emptied_before_every_turn(tiny: Path) -> None:
     async with served(tiny) as (address, running), outrider.AsyncClient(address) as client:

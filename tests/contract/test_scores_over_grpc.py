@@ -45,15 +45,15 @@ def test_too_many_are_refused_by_name(service: HttpService) -> None:
     assert refused.value.field == "prompt_logprobs"
 
 
-def test_those_of_a_long_prompt_come_in_messages_of_a_size_that_is_taken() -> None:
+def test_those_of_a_long_prompt_come_in_messages_that_are_soon_made() -> None:
     ids = tuple(range(20))
     scores = tuple(
         TokenLogprobs(token_id=2**18 + at, logprob=-1.5, top_ids=ids, top_logprobs=(-1.5,) * 20) for at in range(10_000)
     )
     messages = list(encode_events(TextChunk(text="a", token_ids=(7,), prompt_logprobs=scores)))
-    assert [len(each.chunk.prompt_logprobs) for each in messages] == [4096, 4096, 1808]
+    assert [len(each.chunk.prompt_logprobs) for each in messages] == [512] * 19 + [272]
     assert [entry.token_id for each in messages for entry in each.chunk.prompt_logprobs] == [
         each.token_id for each in scores
     ]
-    assert [list(each.chunk.token_ids) for each in messages] == [[], [], [7]]
-    assert all(each.ByteSize() < 2 << 20 for each in messages)
+    assert [list(each.chunk.token_ids) for each in messages] == [[]] * 19 + [[7]]
+    assert all(each.ByteSize() < 1 << 17 for each in messages)

@@ -10,6 +10,7 @@ import pytest
 from services.api.config import HttpConfig
 from services.api.http.event_stream import EventStream, event_bytes
 from services.api.http.openai.errors import error_body
+from services.api.http.written_json import written
 from speculation.errors import Unavailable
 from tests.contract.test_openai_streams import CHAT, FOX, served
 from tests.servers.openai_types import check, events_of
@@ -42,7 +43,7 @@ async def test_sizes_of_events_tell_nothing(padding: int) -> None:
 
 def test_the_filler_is_as_long_as_needed() -> None:
     for length in range(200):
-        event = event_bytes({"choices": [1], "text": "ü" * length}, 64)
+        event = event_bytes(written({"choices": [1], "text": "ü" * length}), 64)
         assert len(event) % 64 == 0
         assert json.loads(event[len("data: ") :])["text"] == "ü" * length
 

@@ -215,6 +215,29 @@ async def test_cancelling_frees_the_request(tmp_path: Path) -> None:
         assert [line["outcome"] for line in lines if line["method"] == "CancelResponse"] == ["HttpError", "ok", "HttpError"]
 
 
+async def test_what_is_being_stored_cannot_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storing, may_go_on, put = asyncio.Event(), asyncio.Event(), ResponsesInMemory.put
+
+    async def slowly(self: ResponsesInMemory, *given: Any) -> bool:
+        storing.set()
+        await may_go_on.wait()
+        return await put(self, *given)
+
+    monkeypatch.setattr(ResponsesInMemory, "put", slowly)
+    async with served(tmp_path) as (client, _):
+        async with client.stream("POST", PATH, json={**ASKED, "stream": True}, headers=KEYS["a"]) as answer:
+            parts = answer.aiter_text()
+            text = await anext(parts)
+            name = json.loads(text.split("\n")[1].removeprefix("data: "))["response"]["id"]
+            await storing.wait()
+            refused = await client.post(f"{PATH}/{name}/cancel", headers=KEYS["a"])
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "response_has_ended")
+            may_go_on.set()
+            text += "".join([part async for part in parts])
+        stored = (await client.get(f"{PATH}/{name}", headers=KEYS["a"])).json()
+    assert response_events_of(text)[-1]["response"] == stored and stored["status"] in ("completed", "incomplete")
+
+
 async def test_an_answer_in_progress_can_be_looked_at(tmp_path: Path) -> None:
     router = ScriptedRouter("words")
     router.forever, router.waits = True, 0.001

@@ -111,6 +111,17 @@ class SimulatedReloading(Reloading):
         return SimulatedWeights(int(named))
 
 
+_Deployment: Any = VerifierDeployment.func_or_class
+
+
+class VerifierMethods(_Deployment):  # type: ignore[misc]
+    """The deployment's. Nobody awaits its end here."""
+
+    @override
+    def __del__(self) -> None:
+        pass
+
+
 class VerifierMachine(Component):
     """A verifier: deployment, service, loop and links are the product's, the target is ``LawfulTarget``.
 
@@ -191,7 +202,7 @@ class VerifierMachine(Component):
             await ask_others()
             self._asking = asyncio.create_task(go_on_asking(service.replaced_weights, ask_others))
         # The deployment without Serve's decoration, and without what it makes of settings.
-        self.methods = VerifierDeployment.func_or_class.__new__(VerifierDeployment.func_or_class)
+        self.methods = VerifierMethods.__new__(VerifierMethods)
         self.methods._verifier = self.methods._observed = service
         self.methods._callers = CallingRouters(self.loop.time)
         self._watching = asyncio.create_task(self.methods._callers.watch())

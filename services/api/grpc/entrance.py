@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
@@ -16,13 +15,13 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from typing_extensions import override
 
 from services.access.gate import Caller, Gate
-from services.api.call_slots import CallSlots, sharer_at
+from services.api.call_slots import CallSlots
 from services.api.config import PublicServerConfig
 from services.api.grpc.early import LARGE, early
 from services.links.auth import bearer_of
 from services.links.guarded_calls import Handler, Next
 from services.links.status import Context
-from speculation.errors import InvalidArgument, ResourceExhausted
+from speculation.errors import InvalidArgument
 
 # Needs no key and no slot: a supervisor asks it of a busy server, too.
 _CHECK = "/grpc.health.v1.Health/Check"
@@ -49,8 +48,7 @@ class PublicEntrance(grpc.aio.ServerInterceptor):
         self._send_s = config.send_timeout_s
         self._slots = CallSlots(config.max_concurrent_requests, "max_concurrent_requests")
         self._endless = CallSlots(max(1, config.max_concurrent_requests // _ENDLESS_PART), "for streams that do not end")
-        self._checks = CallSlots(_CHECKS, "health checks")
-        self._checks_of: Counter[str] = Counter()
+        self._checks = CallSlots(_CHECKS, "health checks", of_one=_CHECKS_OF_ONE_ADDRESS)
 
     @override
     async def intercept_service(self, continuation: Next, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
@@ -76,17 +74,8 @@ class PublicEntrance(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _check(self, context: Context) -> AsyncIterator[AbstractContextManager[None]]:
-        address = sharer_at(context.peer())
-        if self._checks_of[address] >= _CHECKS_OF_ONE_ADDRESS:
-            raise ResourceExhausted(f"{self._checks_of[address]} health checks of this address are under way already")
-        self._checks_of[address] += 1
-        try:
-            with self._checks.taken(context.peer()):
-                yield nullcontext()
-        finally:
-            self._checks_of[address] -= 1
-            if not self._checks_of[address]:
-                del self._checks_of[address]
+        with self._checks.taken(context.peer()):
+            yield nullcontext()
 
 
 _Message = TypeVar("_Message")

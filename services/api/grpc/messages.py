@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import cast, get_args
 
 from outrider.v1 import generation_pb2 as pb
 from services.api.grpc.origin_messages import encode_comparisons, encode_origins, encode_passes
@@ -22,18 +21,19 @@ from services.api.messages import (
     system_prompt_of,
 )
 from services.api.model_card import ModelCard
+from services.links.codec.checks import one_of
 from services.links.codec.same_fields import SameFields
-from services.links.codec.verification import acceptance_rule, default_fields
+from services.links.codec.verification import default_fields
 from speculation import limits
 from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.messages import ServedWeights
 from speculation.reloads import PauseMode, RunningAnswers
-from speculation.types import Effort, FinishReason, Report, StructuredOutputs, TokenLogprobs
+from speculation.types import AcceptanceRule, Effort, FinishReason, Report, StructuredOutputs, TokenLogprobs
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
-# Log-probabilities of a prompt's tokens: with twenty likeliest ones each, a quarter of the size that a message may have.
-_SCORES_IN_MESSAGE = 4096
+# Log-probabilities of a prompt's tokens: with twenty likeliest ones each, 8 ms of work and 100 kB.
+_SCORES_IN_MESSAGE = 512
 # What a client is not told of is left out.
 _MARKS = ("tool_format", "thoughts", "reads_thoughts", "named_roles", "special_tokens", "added_tokens", "late_system")
 _OF_SERVERS = ("chats", *_MARKS, "template_options", "aliases", "infills")
@@ -73,16 +73,15 @@ def decode_request(
         InvalidArgument: no input, or a value outside its range; names the field.
     """
     speculation, source = wire.speculation, _decode_input(wire)
+    has = speculation.HasField
     return ClientRequest(
         input=source,
         sampling=_decode_sampling(wire.sampling),
         model=wire.model if wire.HasField("model") else None,
-        strategy=speculation.strategy if speculation.HasField("strategy") else None,
+        strategy=speculation.strategy if has("strategy") else None,
         sources=tuple(speculation.sources) or None,
-        num_speculative_tokens=speculation.num_speculative_tokens
-        if speculation.HasField("num_speculative_tokens")
-        else None,
-        acceptance=acceptance_rule(speculation.acceptance) if speculation.HasField("acceptance") else None,
+        num_speculative_tokens=speculation.num_speculative_tokens if has("num_speculative_tokens") else None,
+        acceptance=one_of("acceptance", speculation.acceptance, AcceptanceRule) if has("acceptance") else None,
         tenant=tenant,
         request_id=request_id,
         traceparent=traceparent,
@@ -91,9 +90,9 @@ def decode_request(
         priority=wire.priority,
         private=privacy_of(wire.privacy),
         compare=tuple(speculation.compare),
-        report=_report(speculation.report) if speculation.HasField("report") else "none",
-        effort=_effort(speculation.effort) if speculation.HasField("effort") else None,
-        drafter=speculation.drafter if speculation.HasField("drafter") else None,
+        report=one_of("speculation.report", speculation.report, Report) if has("report") else "none",
+        effort=one_of("speculation.effort", speculation.effort, Effort) if has("effort") else None,
+        drafter=speculation.drafter if has("drafter") else None,
         group=speculation.group,
         how=HowAsked(headers=headers, system_prompt=system_prompt_of(source)),
     )
@@ -108,18 +107,6 @@ def privacy_of(asked: str) -> bool | None:
     if asked not in ("", "none", "strict"):
         raise InvalidArgument("privacy", asked, "none or strict")
     return None if not asked else asked == "strict"
-
-
-def _report(asked: str) -> Report:
-    if asked not in get_args(Report):
-        raise InvalidArgument("speculation.report", asked or "empty", f"one of {', '.join(get_args(Report))}")
-    return cast(Report, asked)
-
-
-def _effort(asked: str) -> Effort:
-    if asked not in get_args(Effort):
-        raise InvalidArgument("speculation.effort", asked or "empty", f"one of {', '.join(get_args(Effort))}")
-    return cast(Effort, asked)
 
 
 def _salt(salt: str) -> str:
@@ -189,9 +176,7 @@ def decode_reload(wire: pb.ReloadRequest) -> tuple[str, RunningAnswers, float]:
     """
     if not wire.folder:
         raise InvalidArgument("folder", "unset", "an absolute path")
-    if (running := wire.running or "finish") not in get_args(RunningAnswers):
-        raise InvalidArgument("running", running, f"one of {', '.join(get_args(RunningAnswers))}")
-    return wire.folder, cast(RunningAnswers, running), _within_s(wire)
+    return wire.folder, one_of("running", wire.running or "finish", RunningAnswers), _within_s(wire)
 
 
 def decode_pause(wire: pb.PauseRequest) -> tuple[PauseMode, float]:
@@ -200,9 +185,7 @@ def decode_pause(wire: pb.PauseRequest) -> tuple[PauseMode, float]:
     Raises:
         InvalidArgument: a value is wrong; names the field.
     """
-    if (mode := wire.mode or "wait") not in get_args(PauseMode):
-        raise InvalidArgument("mode", mode, f"one of {', '.join(get_args(PauseMode))}")
-    return cast(PauseMode, mode), _within_s(wire)
+    return one_of("mode", wire.mode or "wait", PauseMode), _within_s(wire)
 
 
 def _within_s(wire: pb.ReloadRequest | pb.PauseRequest) -> float:
@@ -217,10 +200,11 @@ def encode_events(event: TextChunk | Completion, padding: int | None = None) -> 
     """The messages for a piece of the answer, or for its end: several where a prompt's log-probabilities need them."""
     if isinstance(event, TextChunk):
         scores = event.prompt_logprobs
-        while len(scores) > _SCORES_IN_MESSAGE:
-            first, scores = scores[:_SCORES_IN_MESSAGE], scores[_SCORES_IN_MESSAGE:]
-            yield encode_event(TextChunk(text="", token_ids=(), prompt_logprobs=first), padding)
-        event = replace(event, prompt_logprobs=scores)
+        last = max(0, len(scores) - 1) // _SCORES_IN_MESSAGE * _SCORES_IN_MESSAGE
+        for begin in range(0, last, _SCORES_IN_MESSAGE):
+            part = scores[begin : begin + _SCORES_IN_MESSAGE]
+            yield encode_event(TextChunk(text="", token_ids=(), prompt_logprobs=part), padding)
+        event = replace(event, prompt_logprobs=scores[last:])
     yield encode_event(event, padding)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
@@ -157,7 +157,7 @@ class HttpApp:
         )
         call.door = _door(scope["path"], call.headers)
         try:
-            await self._answer(call, scope["method"], scope["path"], scope.get("query_string", b""))
+            await self._answer(call, scope["method"], scope["path"], scope.get("query_string", b"").decode("latin-1"))
         except Cancelled as error:
             log.info("request %s: %s", call.log_name, error)
         except OutriderError as error:
@@ -181,14 +181,14 @@ class HttpApp:
                 running.fail(Unavailable("the server is stopping; try again"))
         await self._endpoints.stop()
 
-    async def _answer(self, call: HttpCall, method: str, path: str, query: bytes) -> None:
+    async def _answer(self, call: HttpCall, method: str, path: str, query: str) -> None:
         metadata = [(name, value) for name, value in call.headers.items()]
         call.request_id = request_id_of(metadata)
         call.traceparent = traceparent_of(metadata)
         _check_framing(call.headers)
         self._check_host(call.headers)
         found = self._find(call, method, path)
-        call.query = query
+        call.query = parse_qsl(query, keep_blank_values=True)
         if found.is_open:
             if self.leaving and path == "/ready":
                 raise Unavailable("the server is stopping")
@@ -197,7 +197,7 @@ class HttpApp:
         if self.draining:
             raise Unavailable("the server is stopping; try again")
         call.caller = self._gate.caller(key_of(call.headers), call.address)
-        _check_query(query)
+        _check_query(call.query)
         with self._slots.taken(call.address), self._under_way():
             counted = self._gate.counted(call.caller, found.counted, call.request_id, scope=found.scope)
             with counted if found.counted else nullcontext():
@@ -256,14 +256,14 @@ def _without_id(path: str) -> tuple[str, str]:
     return path, ""
 
 
-def _check_query(query: bytes) -> None:
+def _check_query(query: Sequence[tuple[str, str]]) -> None:
     """Refuse what is said behind the path and belongs into the body. Other parameters, such as Azure's api-version, ask for
     nothing here.
 
     Raises:
         Refused: there is a field; names it.
     """
-    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+    for name, value in query:
         if name in KNOWN or name in _OF_RESPONSES:
             raise Refused(name, value or "empty", "unset in the query: fields stand in the body", "unknown_parameter")
 

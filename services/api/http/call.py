@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ from services.access.gate import Caller, Gate
 from services.api.http.door import OPENAI, Door
 from services.api.http.openai.errors import Headers as HeaderList
 from services.api.http.openai.errors import error_headers, http_status
+from services.api.http.written_json import write
 from services.api.messages import ClientRequest, HowAsked, RequestedSampling
 from services.api.told_headers import told_headers
 from services.logs.names import UsersName
@@ -29,7 +29,7 @@ class HttpCall:
 
     Attributes:
         path_id: the id in its path, if it has one.
-        query: what stands behind the path.
+        query: the parameters behind the path.
         request_id: goes into every answer.
         address: where it comes from.
         caller: whose request it is; None: nobody has asked.
@@ -43,7 +43,7 @@ class HttpCall:
     address: str
     gate: Gate
     path_id: str = ""
-    query: bytes = b""
+    query: Sequence[tuple[str, str]] = ()
     request_id: str = ""
     traceparent: str = ""
     caller: Caller | None = None
@@ -72,12 +72,9 @@ class HttpCall:
             message["headers"] = [*message.get("headers", []), *named, *limits]
         await self.send_raw(message)
 
-    async def answer(
-        self, content: Any, status: int = 200, headers: HeaderList | None = None, *, large: bool = False
-    ) -> None:
-        """Send the whole answer, as JSON. ``large``: it is written in a thread, so that it does not delay other requests."""
-        body = await asyncio.to_thread(_written, content) if large else _written(content)
-        await self.answer_bytes(body, [("content-type", "application/json"), *(headers or [])], status)
+    async def answer(self, content: Any, status: int = 200, headers: HeaderList | None = None) -> None:
+        """Send the whole answer, as JSON."""
+        await self.answer_bytes(await write(content), [("content-type", "application/json"), *(headers or [])], status)
 
     async def answer_bytes(self, body: bytes, headers: HeaderList, status: int = 200) -> None:
         """Send the whole answer, of the content type that its headers say."""
@@ -131,7 +128,3 @@ class HttpCall:
             traceparent=self.traceparent,
             how=HowAsked(headers=told_headers(self.headers.items())),
         )
-
-
-def _written(content: Any) -> bytes:
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

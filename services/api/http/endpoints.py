@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from services.access.gate import Gate
@@ -14,34 +15,35 @@ from services.api.config import HttpConfig
 from services.api.http.call import HttpCall
 from services.api.http.event_stream import PING_S, EventStream
 from services.api.http.json_body import read_body
-from services.api.http.live_status import LatelyKnownState, status_of
+from services.api.http.live_status import state_in_time, status_of
 from services.api.http.model_list import listed, page_of
+from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.chat_answer import ChatAnswer
 from services.api.http.openai.chat_request import read_chat
-from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.completion_answer import CompletionAnswer
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Headers, Refused
-from services.api.http.openai.generation import Prepared, RunningChoices, expected, named, own_names, prepare
 from services.api.http.openai.model_fit import called, of_a_tool
+from services.api.http.openai.preparing import Prepared, expected, named, own_names, prepare
 from services.api.http.openai.request import Asked
+from services.api.http.openai.running_choices import RunningChoices
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
 from services.api.http.ops_listener import TEXT
 from services.api.http.page import DOCS, page
+from services.api.lately import Lately
 from services.api.messages import RouterPort, TokenSpelling
 from services.api.model_card import ModelCard
-from services.api.readiness import LatelyReady, Readiness
+from services.api.readiness import Readiness
 from services.logs.printable import printable_line
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
+from speculation.messages import ServiceState
 
 log = logging.getLogger(__name__)
 
 _Read = TypeVar("_Read")
 # Makes the answer to a request, given the router, its name and its time in seconds.
 Form = Callable[[Asked, Prepared, RouterPort, str, int], AnswerInProgress]
-# Tokens of an answer, its prompt included, whose JSON is written in a thread.
-_MANY = 512
 # Names fields of a request that had no effect.
 _IGNORED, _MOST_NAMED = "x-outrider-ignored", 500
 
@@ -64,8 +66,8 @@ class Endpoints:
         self._exposition = exposition
         self._readiness = Readiness(router)
         self._started = int(time.time())
-        self._ready = LatelyReady(self._readiness.ready)
-        self._state = LatelyKnownState(router)
+        self._ready = Lately(self._readiness.ready, False)
+        self._state = Lately(partial(state_in_time, router), ServiceState())
         self.running: dict[AnswerInProgress, RunningChoices] = {}
 
     async def chat(self, call: HttpCall) -> None:
@@ -134,8 +136,7 @@ class Endpoints:
         while not running.over:
             if (told := await running.next()) is not None:
                 answer.take(*told)
-        tokens = sum(record.text.tokens for record in answer.records) + sum(map(len, answer.prepared.prompts))
-        await call.answer(await answer.whole(), headers=_ignored(answer), large=tokens > _MANY)
+        await call.answer(await answer.whole(), headers=_ignored(answer))
 
     async def _streamed(
         self, call: HttpCall, stream: EventStream, running: RunningChoices, answer: AnswerInProgress, *, usage: bool
@@ -169,7 +170,7 @@ class Endpoints:
 
     async def models(self, call: HttpCall) -> None:
         """GET /v1/models"""
-        await call.answer(page_of(await self._listed(call), call.query))
+        await call.answer(page_of(await self._listed(call), dict(call.query)))
 
     async def model(self, call: HttpCall) -> None:
         """GET /v1/models/{id}"""
@@ -190,7 +191,7 @@ class Endpoints:
         ids = await call.unless_gone(self._router.tokenize(request))
         found: dict[str, Any] = {"count": len(ids), "max_model_len": card.max_model_len, "tokens": list(ids)}
         spelt = await asyncio.to_thread(_names_of, await self._router.spell(ids)) if names else None
-        await call.answer({**found, "token_strs": spelt}, large=True)
+        await call.answer({**found, "token_strs": spelt})
 
     async def detokenize(self, call: HttpCall) -> None:
         """POST /detokenize"""

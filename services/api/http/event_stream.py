@@ -8,7 +8,6 @@ multiple of ``padding`` bytes. ``stream_interval`` hides the number of tokens as
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import string
 from typing import Any
@@ -17,6 +16,7 @@ from starlette.types import Send
 from typing_extensions import override
 
 from services.api.http.openai.errors import Headers
+from services.api.http.written_json import write
 from speculation.errors import Cancelled
 
 # Seconds without an event after which a comment finds out whether the client is still there.
@@ -31,16 +31,15 @@ _FIELD = ',"obfuscation":""'
 _LETTERS = string.ascii_letters + string.digits
 
 
-def event_bytes(content: dict[str, Any], padding: int | None = None, name: str = "") -> bytes:
-    """An event.
+def event_bytes(content: bytes, padding: int | None = None, name: str = "") -> bytes:
+    """An event of this JSON.
 
     Args:
         padding: fill it up to a multiple of so many bytes.
         name: the event's own; empty: it has none.
     """
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    named = f"event: {name}\n" if name else ""
-    event = f"{named}data: {text}\n\n".encode()
+    named = f"event: {name}\n".encode() if name else b""
+    event = b"%sdata: %s\n\n" % (named, content)
     if padding is None:
         return event
     missing = -(len(event) + len(_FIELD)) % padding
@@ -82,22 +81,19 @@ class EventStream:
     async def events(self, contents: list[dict[str, Any]]) -> None:
         """Send events; those with text are padded."""
         if contents:
-            await self._write(self.joined(contents))
+            await self._write(b"".join([await self._event(content) for content in contents]))
 
-    def joined(self, contents: list[dict[str, Any]]) -> bytes:
-        """Events as they are sent."""
-        return b"".join(
-            self.written(content, self._padding if self._everything or self.has_text(content) else None)
-            for content in contents
-        )
+    async def _event(self, content: dict[str, Any]) -> bytes:
+        padding = self._padding if self._everything or self.has_text(content) else None
+        return event_bytes(await write(content), padding, self.name_of(content))
 
     def has_text(self, content: dict[str, Any]) -> bool:
         """Whether an event tells of the answer's text."""
         return bool(content.get("choices"))
 
-    def written(self, content: dict[str, Any], padding: int | None) -> bytes:
-        """An event as it is sent."""
-        return event_bytes(content, padding)
+    def name_of(self, content: dict[str, Any]) -> str:
+        """An event's name; empty: it has none."""
+        return ""
 
     async def ping(self) -> None:
         """Send a comment, which clients skip."""
@@ -131,5 +127,5 @@ class NamedEvents(EventStream):
     last = b""
 
     @override
-    def written(self, content: dict[str, Any], padding: int | None) -> bytes:
-        return event_bytes(content, padding, name=content["type"])
+    def name_of(self, content: dict[str, Any]) -> str:
+        return str(content["type"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from typing import Any
 
@@ -20,33 +19,15 @@ from speculation.messages import DecodingCounts, ServiceState, VerifierCard
 
 log = logging.getLogger(__name__)
 
-# Seconds for which an answer holds, however many ask.
-_FRESH_S = 1.0
 
-
-class LatelyKnownState:
-    """The state that a router told last; asked for again when it is old. It is empty where none comes in time."""
-
-    def __init__(self, router: RouterPort) -> None:
-        self._router = router
-        self._state = ServiceState()
-        self._asked_at = -float("inf")
-        self._lock = asyncio.Lock()
-
-    async def __call__(self) -> ServiceState:
-        async with self._lock:
-            if time.monotonic() - self._asked_at > _FRESH_S:
-                self._state = await self._ask()
-                self._asked_at = time.monotonic()
-            return self._state
-
-    async def _ask(self) -> ServiceState:
-        try:
-            async with asyncio.timeout(limits.DESCRIBE_S):
-                return await self._router.service_state()
-        except (TimeoutError, OutriderError) as error:
-            log.info("the state of the service is not known: %s", error)
-            return ServiceState()
+async def state_in_time(router: RouterPort) -> ServiceState:
+    """The state that a router tells; an empty one where none comes in time."""
+    try:
+        async with asyncio.timeout(limits.DESCRIBE_S):
+            return await router.service_state()
+    except (TimeoutError, OutriderError) as error:
+        log.info("the state of the service is not known: %s", error)
+        return ServiceState()
 
 
 def status_of(state: ServiceState, *, whole: bool) -> dict[str, Any]:

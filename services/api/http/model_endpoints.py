@@ -9,7 +9,7 @@ from services.api.http.endpoints import EndpointsBeside
 from services.api.http.infill.answer import InfillAnswer
 from services.api.http.infill.request import infill_names, read_infill
 from services.api.http.openai.chat_request import read_chat
-from services.api.http.openai.generation import Prepared, named, own_names, prepare
+from services.api.http.openai.preparing import Prepared, named, own_names, prepare
 from services.api.http.openai.request import Asked
 from speculation.errors import InvalidArgument
 
@@ -31,11 +31,11 @@ class ModelEndpoints(EndpointsBeside):
             prepared = await call.unless_gone(prepare(asked, self._router, base, strict=self._strict))
         except InvalidArgument as error:
             raise named(error, own_names(asked)) from error
-        await call.answer(_rendered(call.request_id, asked, prepared), large=True)
+        await call.answer(_rendered(call.request_id, asked, prepared))
 
     async def tokenizer_info(self, call: HttpCall) -> None:
         """GET /tokenizer_info: the tokenizer's settings, as in its file."""
-        await call.answer(dict(await self._router.tokenizer_info()), large=True)
+        await call.answer(dict(await self._router.tokenizer_info()))
 
 
 def _rendered(request_id: str, asked: Asked, prepared: Prepared) -> dict[str, Any]:

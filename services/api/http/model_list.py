@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import parse_qsl
 
 from services.access.charges import nameable
 from services.access.gate import Caller
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.model_fit import called
 from services.api.model_card import ModelCard
+from services.whole_number import whole_number
 
 _OWNER = "outrider"
 _MOST_LISTED = 1000
@@ -55,31 +55,23 @@ def _model(card: ModelCard, parent: str | None, started: int) -> dict[str, Any]:
     }
 
 
-def page_of(models: Mapping[str, dict[str, Any]], query: bytes) -> dict[str, Any]:
+def page_of(models: Mapping[str, dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
     """The list, or the part of it that Anthropic's clients ask for.
 
     Raises:
         Refused: a part of the query is no id of the list, or no number of models; names it.
     """
-    asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-    ids, most = list(models), _number(asked.get(_LIMIT))
-    if (after := asked.get(_AFTER)) is not None:
+    ids, given = list(models), query.get(_LIMIT, str(_MOST_LISTED))
+    if (most := whole_number(given, 1, _MOST_LISTED)) is None:
+        raise Refused(_LIMIT, given or "empty", f"a whole number from 1 to {_MOST_LISTED}")
+    if (after := query.get(_AFTER)) is not None:
         ids = ids[_place(_AFTER, after, ids) + 1 :]
-    if (before := asked.get(_BEFORE)) is not None:
+    if (before := query.get(_BEFORE)) is not None:
         ids = ids[: _place(_BEFORE, before, ids)]
     # The page that ends before an id, or the first one.
     shown = ids[:most] if before is None else ids[-most:]
     ends = {"first_id": shown[0] if shown else None, "last_id": shown[-1] if shown else None}
     return {"object": "list", "data": [models[each] for each in shown], "has_more": len(ids) > most, **ends}
-
-
-def _number(text: str | None) -> int:
-    if text is None:
-        return _MOST_LISTED
-    # Python refuses to read thousands of digits.
-    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= _MOST_LISTED):
-        raise Refused(_LIMIT, text or "empty", f"a whole number from 1 to {_MOST_LISTED}")
-    return int(text)
 
 
 def _place(field: str, name: str, ids: list[str]) -> int:

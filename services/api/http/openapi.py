@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import Any
 
@@ -12,6 +11,7 @@ from services.api.http.declared import schemas_of
 from services.api.http.openai.errors import Headers
 from services.api.http.openai.usage import server_version
 from services.api.http.operations import OPERATIONS, Operation
+from services.api.http.written_json import written
 
 # Where the schemas of objects are.
 Places = dict[type[BaseModel], Any]
@@ -69,8 +69,7 @@ def openapi(paths: frozenset[str], *, asks_for_keys: bool) -> tuple[bytes, Heade
             },
         },
     }
-    content = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-    return content, [("content-type", "application/json"), ("cache-control", "no-cache")]
+    return written(document), [("content-type", "application/json"), ("cache-control", "no-cache")]
 
 
 def _operation(operation: Operation, places: Places, *, asks_for_keys: bool) -> dict[str, Any]:

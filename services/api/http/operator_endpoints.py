@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TypeVar
-from urllib.parse import parse_qsl
 
 from services.api.http.call import HttpCall
 from services.api.http.declared import Declared, read_declared
 from services.api.http.endpoints import EndpointsBeside
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.generation import named
+from services.api.http.openai.preparing import named
 from services.api.http.openai.protocol.operator_bodies import (
     LoadAdapterBody,
     PauseBody,
@@ -72,7 +71,7 @@ class TrainerEndpoints(EndpointsBeside):
         Raises:
             OutriderError: a field is wrong, or stands in both; or the body cannot be read.
         """
-        asked = {name: _value(text) for name, text in parse_qsl(call.query.decode("latin-1")) if name in kind.model_fields}
+        asked = {name: _value(text) for name, text in call.query if text and name in kind.model_fields}
         if _is_bare(call):
             return read_declared(kind, asked)
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from services.api.http.accepting import AcceptingServer
 from services.api.http.arriving_requests import arriving_within
-from services.api.readiness import LatelyReady
+from services.api.lately import Lately
 from services.api.sockets import bind_ops
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ async def serve_ops(
     listening = bind_ops(host, port)
     # From now on connections wait for the server, which starts in a moment.
     listening.listen()
-    asked = LatelyReady(ready)
+    asked = Lately(ready, False)
 
     async def metrics(_: Request) -> Response:
         return Response(await asyncio.to_thread(exposition), media_type=TEXT)

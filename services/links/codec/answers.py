@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.internal.v1 import answers_pb2
-from services.links.codec.trees import check_size
+from services.links.codec.checks import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument
 from speculation.messages import RecalledAnswers

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from outrider.internal.v1 import drafting_pb2
+from services.links.codec.checks import check_size
 from services.links.codec.packed import cut, joined, packed, small, unpacked
 from services.links.codec.tree_columns import Nodes, tree_of, trees_of, unpacked_trees, write_trees
-from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.columns import DraftColumns, ReportColumns, SentReports
 from speculation.errors import InvalidArgument

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from outrider.internal.v1 import drafting_pb2
+from services.links.codec.checks import check_size
 from services.links.codec.columns import (
     MOST_NUMBERS,
     numbers_of_draft,
@@ -23,7 +24,7 @@ from services.links.codec.columns import (
 )
 from services.links.codec.features import decode_features, encode_features
 from services.links.codec.same_fields import SameFields
-from services.links.codec.trees import check_size, decode_tree, write_tree
+from services.links.codec.trees import decode_tree, write_tree
 from speculation import limits
 from speculation.columns import DraftColumns, ReportColumns, SentReports
 from speculation.errors import InvalidArgument

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from outrider.internal.v1 import drafting_pb2
+from services.links.codec.checks import check_size
 from services.links.codec.same_fields import SameFields
-from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.columns import ReportColumns, SentReports
 from speculation.errors import InvalidArgument

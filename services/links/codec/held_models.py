@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from outrider.internal.v1 import drafting_pb2, held_models_pb2
+from services.links.codec.checks import check_size
 from services.links.codec.same_fields import SameFields
-from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument
 from speculation.held_models import NAME, OTHER_NAME, DrafterCard, HeldModel, is_name

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.internal.v1 import retrieval_pb2
+from services.links.codec.checks import check_size
 from services.links.codec.features import decode_features, encode_features
 from services.links.codec.same_fields import SameFields
-from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument
 from speculation.messages import Continuation, RetrievalQuery, Retrieved

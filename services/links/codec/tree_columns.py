@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.internal.v1 import tree_pb2
+from services.links.codec.checks import check_size
 from services.links.codec.packed import cut, joined, packed, small, unpacked
-from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import MalformedTree
 from speculation.records import maker

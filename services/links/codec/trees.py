@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from outrider.internal.v1 import tree_pb2
 from speculation import limits
-from speculation.errors import InvalidArgument, MalformedTree
+from speculation.errors import MalformedTree
 from speculation.types import Proposal, TokenTree
-
-
-def check_size(name: str, size: int, most: int) -> None:
-    """Check the size of the field ``name``.
-
-    Raises:
-        InvalidArgument: it is above ``most``.
-    """
-    if size > most:
-        raise InvalidArgument(name, f"{size} long", f"at most {most}")
 
 
 def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast, get_args
+from typing import Any
 
 from outrider.internal.v1 import verification_pb2
+from services.in_turns import in_turns
+from services.links.codec.checks import check_size, one_of
 from services.links.codec.held_models import decode_held, encode_held
 from services.links.codec.same_fields import SameFields
-from services.links.codec.trees import check_size, decode_tree, encode_tree
+from services.links.codec.trees import decode_tree, encode_tree
 from speculation import limits
 from speculation.adapters import AdapterOrder, AdapterStep
 from speculation.errors import InvalidArgument
@@ -101,9 +103,7 @@ def _encode_structured(form: StructuredOutputs | None) -> verification_pb2.Struc
 
 
 def _decode_structured(wire: verification_pb2.StructuredOutputs) -> StructuredOutputs:
-    if wire.kind not in get_args(GrammarKind):
-        raise InvalidArgument("structured_outputs.kind", wire.kind, f"one of {', '.join(get_args(GrammarKind))}")
-    return StructuredOutputs(kind=cast(GrammarKind, wire.kind), text=wire.text)
+    return StructuredOutputs(kind=one_of("structured_outputs.kind", wire.kind, GrammarKind), text=wire.text)
 
 
 def decode_generation(wire: verification_pb2.VerifyRequest) -> GenerationRequest:
@@ -143,7 +143,9 @@ def _decode_plan(wire: verification_pb2.Plan) -> Plan:
     check_size("plan.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
     check_size("plan.observe_top_k", wire.observe_top_k, limits.MAX_TOP_IDS)
     check_size("plan.observe_layers", len(wire.observe_layers), limits.MAX_LAYERS)
-    return _PLAN.decode(wire, acceptance=acceptance_rule(wire.acceptance), effort=_effort(wire.effort))
+    # A router of an earlier version says no effort.
+    effort = one_of("plan.effort", wire.effort or "measured", Effort)
+    return _PLAN.decode(wire, acceptance=one_of("acceptance", wire.acceptance, AcceptanceRule), effort=effort)
 
 
 def encode_comparing(message: GenerationRequest, plans: Sequence[Plan]) -> verification_pb2.CompareRequest:
@@ -190,8 +192,7 @@ def decode_adapting(wire: verification_pb2.AdaptRequest) -> AdapterOrder:
     Raises:
         InvalidArgument: an unknown step, or no time within which it may be taken.
     """
-    if wire.step not in get_args(AdapterStep):
-        raise InvalidArgument("step", wire.step, f"one of {', '.join(get_args(AdapterStep))}")
+    one_of("step", wire.step, AdapterStep)
     _check_within(wire.within_s)
     return _ADAPTING.decode(wire)
 
@@ -216,9 +217,8 @@ def decode_reload(wire: verification_pb2.ReloadRequest) -> ReloadOrder:
     Raises:
         InvalidArgument: there is no such step, fate of running answers, or time; names the field.
     """
-    for name, known in (("step", get_args(ReloadStep)), ("running", get_args(RunningAnswers))):
-        if (value := getattr(wire, name)) not in known:
-            raise InvalidArgument(name, value, f"one of {', '.join(known)}")
+    one_of("step", wire.step, ReloadStep)
+    one_of("running", wire.running, RunningAnswers)
     _check_within(wire.within_s)
     return _RELOAD.decode(wire)
 
@@ -236,25 +236,6 @@ def encode_reloaded(weights: str) -> verification_pb2.ReloadResponse:
 
 def decode_reloaded(wire: verification_pb2.ReloadResponse) -> str:
     return wire.weights
-
-
-def acceptance_rule(name: str) -> AcceptanceRule:
-    """Check the name of an acceptance rule.
-
-    Raises:
-        InvalidArgument: there is no such rule.
-    """
-    if name not in ("walk", "rejection"):
-        raise InvalidArgument("acceptance", name, "walk or rejection")
-    return cast(AcceptanceRule, name)
-
-
-def _effort(name: str) -> Effort:
-    # A router of an earlier version says nothing.
-    name = name or "measured"
-    if name not in get_args(Effort):
-        raise InvalidArgument("plan.effort", name, f"one of {', '.join(get_args(Effort))}")
-    return cast(Effort, name)
 
 
 def encode_generation_event(message: Progress | Finished) -> verification_pb2.VerifyResponse:
@@ -285,6 +266,27 @@ def decode_generation_event(wire: verification_pb2.VerifyResponse) -> Progress |
             return _PROGRESS.decode(wire.progress, report=report, **told)
         case _:
             raise InvalidArgument("event", "unset", "progress or finished")
+
+
+async def encode_event_in_turns(message: Progress | Finished) -> verification_pb2.VerifyResponse:
+    """As ``encode_generation_event``, while others have their turns: a prompt may have many log-probabilities."""
+    if isinstance(message, Finished) or not message.prompt_logprobs:
+        return encode_generation_event(message)
+    wire = encode_generation_event(dataclasses.replace(message, prompt_logprobs=()))
+    async for part in in_turns(message.prompt_logprobs):
+        wire.progress.prompt_logprobs.extend(map(_LOGPROBS.encode, part))
+    return wire
+
+
+async def decode_event_in_turns(wire: verification_pb2.VerifyResponse) -> Progress | Finished:
+    """As ``decode_generation_event``, of a message of one's own, while others have their turns."""
+    if not wire.progress.prompt_logprobs:
+        return decode_generation_event(wire)
+    found: list[TokenLogprobs] = []
+    async for part in in_turns(wire.progress.prompt_logprobs):
+        found += map(_LOGPROBS.decode, part)
+    del wire.progress.prompt_logprobs[:]
+    return dataclasses.replace(decode_generation_event(wire), prompt_logprobs=tuple(found))
 
 
 def _decode_report(wire: verification_pb2.PassReport) -> PassReport:

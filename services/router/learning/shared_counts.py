@@ -80,8 +80,8 @@ class SharedCounts:
         with self._lock:
             for tenant in [tenant for tenant, at in self._asked.items() if at < now - GIVEN_UP_S]:
                 self._give_up(tenant)
-            tenants: list[str | None] = [None, *(self._touched & self._asked.keys())]
-            self._touched.clear()
+            self._touched &= self._asked.keys()
+            tenants: list[str | None] = [None, *self._touched]
         try:
             for whose in tenants:
                 await self._exchange(whose)
@@ -115,6 +115,8 @@ class SharedCounts:
 
     async def _exchange(self, tenant: str | None) -> None:
         with self._lock:
+            if tenant is not None:
+                self._touched.discard(tenant)
             more = self._taken(tenant)
             own = add_sheet({}, self._counts.of(tenant))
         try:

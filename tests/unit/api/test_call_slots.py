@@ -47,6 +47,12 @@ def test_of_a_few_slots_none_is_kept() -> None:
         assert fill(CallSlots(7, "health checks"), "ipv4:1.1.1.1", held) == 7
 
 
+def test_one_address_has_no_more_than_its_own_limit() -> None:
+    slots = CallSlots(256, "health checks", of_one=16)
+    with ExitStack() as one, ExitStack() as other:
+        assert fill(slots, "ipv4:1.1.1.1", one) == fill(slots, "ipv4:2.2.2.2", other) == 16
+
+
 @pytest.mark.parametrize(
     ("address", "sharer"),
     [

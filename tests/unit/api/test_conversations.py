@@ -145,16 +145,16 @@ def test_names_are_written_or_refused(tmp_path: Path) -> None:
     with_settings(
         tmp_path, "{% for m in messages %}{% if m.role == 'user' %}{{ m.name }}{% endif %}{{ m.content }}{% endfor %}"
     )
-    assert Tokens(str(tmp_path)).named_roles == ("user",)
+    assert Tokens(str(tmp_path)).conversations.named_roles == ("user",)
     with_settings(tmp_path, "{% for m in messages %}{{ m.name or m.role }}:{{ m.content }} {% endfor %}")
-    assert Tokens(str(tmp_path)).named_roles == ("assistant", "developer", "system", "user")
+    assert Tokens(str(tmp_path)).conversations.named_roles == ("assistant", "developer", "system", "user")
     # A tool's name is no matter where the template goes by the order.
     assert "nothing" in rendered(tmp_path, USER, CALLED, ChatMessage(role="tool", content="nothing", name="look"))
 
 
 def test_tools_without_a_place_get_a_general_form(tmp_path: Path) -> None:
     with_settings(tmp_path)
-    assert Tokens(str(tmp_path)).tool_format == "hermes"
+    assert Tokens(str(tmp_path)).conversations.tool_format == "hermes"
     text = rendered(tmp_path, ChatMessage(role="system", content="Be brief."), USER, CALLED, ANSWERED, ANSWERED, tools=True)
     assert text.startswith("<system>Be brief.\n\nYou may call") and json.dumps(TOOL) in text
     assert (
@@ -167,7 +167,7 @@ def test_tools_without_a_place_get_a_general_form(tmp_path: Path) -> None:
 def test_calls_have_the_form_of_the_tools(tmp_path: Path) -> None:
     # Calls have a place in this template, tools have none.
     with_settings(tmp_path, BY_FORM["deepseek_v31"].replace("{% if tools %}", "{% if false %}"))
-    assert Tokens(str(tmp_path)).tool_format == "hermes"
+    assert Tokens(str(tmp_path)).conversations.tool_format == "hermes"
     assert '<tool_call>\n{"name": "look"' in rendered(tmp_path, USER, CALLED, ANSWERED, tools=True)
     assert "<｜tool▁call▁begin｜>look" in rendered(tmp_path, USER, CALLED, ANSWERED)
 
@@ -179,7 +179,7 @@ def test_a_template_without_a_system_message(tmp_path: Path) -> None:
 
 def test_tools_by_the_template_alone(tmp_path: Path) -> None:
     with_settings(tmp_path)
-    assert Tokens(str(tmp_path), generic_tools=False).tool_format == ""
+    assert Tokens(str(tmp_path), generic_tools=False).conversations.tool_format == ""
     with refuses(InvalidArgument, field="tools"):
         rendered(tmp_path, USER, tools=True, generic=False)
     with refuses(InvalidArgument, field="messages[1].tool_calls"):
@@ -189,7 +189,7 @@ def test_tools_by_the_template_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", BY_FORM)
 def test_a_form_of_calls_is_known_by_reading_one_back(tmp_path: Path, form: str) -> None:
     tokens = Tokens(str(with_settings(tmp_path, BY_FORM[form])))
-    assert tokens.tool_format == form
+    assert tokens.conversations.tool_format == form
     # What a call of ours looks like when a client sends it back.
     made = long_id if form == "harmony" else FORMATS[form](Marks()).call_id
     call = {"id": made("look", 0), "type": "function", "function": {"name": "look", "arguments": {"a": "b"}}}
@@ -210,9 +210,9 @@ def test_every_form_has_a_template() -> None:
 
 def test_a_form_that_is_not_read_is_not_offered(tmp_path: Path) -> None:
     other = BY_FORM["hermes"].replace("<tool_call>", "<call>").replace("</tool_call>", "</call>")
-    assert Tokens(str(with_settings(tmp_path, other))).tool_format == ""
+    assert Tokens(str(with_settings(tmp_path, other))).conversations.tool_format == ""
     lost = BY_FORM["hermes"].replace('"arguments"', '"input"')
-    assert Tokens(str(with_settings(tmp_path, lost))).tool_format == ""
+    assert Tokens(str(with_settings(tmp_path, lost))).conversations.tool_format == ""
 
 
 def test_thoughts_go_to_templates_that_read_them(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_thoughts_go_into_the_content_where_the_template_reads_them_there(tmp_pa
 @pytest.mark.parametrize("written", ["{{ m.content }}", "{{ m.content | tojson }}", "{{ m.content | string }}"])
 def test_a_content_that_is_written_as_it_is_is_no_place_for_thoughts(tmp_path: Path, written: str) -> None:
     with_settings(tmp_path, "{% for m in messages %}" + written + "{% endfor %}")
-    assert not Tokens(str(tmp_path)).reads_thoughts
+    assert not Tokens(str(tmp_path)).conversations.reads_thoughts
 
 
 MARKED: list[tuple[str, str, bool]] = [
@@ -269,9 +269,9 @@ MARKED: list[tuple[str, str, bool]] = [
 @pytest.mark.parametrize(("template", "thoughts", "reads"), MARKED)
 def test_how_a_model_thinks_is_known_by_its_template(tmp_path: Path, template: str, thoughts: str, reads: bool) -> None:
     tokens = Tokens(str(with_settings(tmp_path, template)))
-    assert (tokens.thoughts, tokens.reads_thoughts) == (thoughts, reads)
+    assert (tokens.conversations.thoughts, tokens.conversations.reads_thoughts) == (thoughts, reads)
     told = Tokens(str(tmp_path), thoughts=False)
-    assert told.thoughts == "" and told.tool_format != "harmony"
+    assert told.conversations.thoughts == "" and told.conversations.tool_format != "harmony"
 
 
 def test_how_a_model_thinks_is_known_by_its_tokens(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_how_a_model_thinks_is_known_by_its_tokens(tmp_path: Path) -> None:
         content["model"]["vocab"][name] = most
         most += 1
     file.write_text(json.dumps(content))
-    assert Tokens(str(tmp_path)).thoughts == "think"
+    assert Tokens(str(tmp_path)).conversations.thoughts == "think"
 
 
 def test_a_template_that_fails_is_told(tmp_path: Path) -> None:

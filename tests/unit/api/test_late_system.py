@@ -19,9 +19,9 @@ _STRICT = (
 
 def test_a_template_shows_whether_it_takes_them(tmp_path: Path) -> None:
     make_tiny_tokenizer(tmp_path)
-    assert Tokens(str(tmp_path)).late_system
+    assert Tokens(str(tmp_path)).conversations.late_system
     (tmp_path / "chat_template.jinja").write_text(_STRICT)
-    assert not Tokens(str(tmp_path)).late_system
+    assert not Tokens(str(tmp_path)).conversations.late_system
 
 
 def test_they_stay_where_they_are_as_text_of_the_user() -> None:

@@ -15,7 +15,7 @@ from services.access.gate import open_gate
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http import live_status
-from services.api.http.live_status import LatelyKnownState, status_of
+from services.api.http.live_status import state_in_time, status_of
 from services.api.http.server import serve_http
 from speculation import limits
 from speculation.errors import Unavailable
@@ -149,4 +149,4 @@ async def test_a_service_that_does_not_answer_is_not_ready(
     kind: type[ScriptedRouter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "DESCRIBE_S", 0.05)
-    assert await LatelyKnownState(kind())() == ServiceState()
+    assert await state_in_time(kind()) == ServiceState()

@@ -159,7 +159,7 @@ def with_template(folder: Path, template: str) -> Tokens:
 def test_what_a_template_is_given(tmp_path: Path) -> None:
     tokens = with_template(tmp_path, TEMPLATE)
     # It shows tools, but writes calls in no form that is read.
-    assert tokens.tool_format == ""
+    assert tokens.conversations.tool_format == ""
 
     def rendered(*messages: ChatMessage, **options: object) -> str:
         return tokens.decode(tokens.encode_chat(messages, ChatOptions(**options)))  # type: ignore[arg-type]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -344,3 +346,10 @@ def test_the_verdict_names_the_worst_group_and_wrong_answers(equal: int, said: s
     assert "its worst group, an edit: 1.05x" in line
     only_fast = results | {"summary": summarise([each for each in cells if each.contestant != "slow"], "plain", ["hf"])}
     assert "its worst group, open: 0.50x" in verdict_line(only_fast)
+
+
+def test_what_was_typed_is_kept_without_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["bench", "--max-tokens=64", "--set", "retrieval.redis_url=redis://reader:secret@here:6379", "--prompts", "a b"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/outrider", *asked])
+    told = environment.typed()
+    assert shlex.split(told) == ["outrider", *(each.replace("secret", "...") for each in asked)]

@@ -66,6 +66,8 @@ def test_commands_change_what_follows(said: Any) -> None:
     assert (first["strategy"], first["seed"]) == ("blend", 7)
     assert "seed" not in second and "seed" not in third
     assert third["strategy"] == "blend"
+    (asked,) = said(f"/seed {'7' * 5000}", "one")
+    assert "seed" not in asked
 
 
 def test_a_request_that_fails_is_not_remembered(said: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,6 +150,8 @@ def test_devices() -> None:
     with_cuda("cuda:1", count=lambda: 2)
     with refuses(ConfigurationError, field="verifier.device", value="cuda:2"):
         with_cuda("cuda:2", count=lambda: 2)
+    with refuses(ConfigurationError, field="verifier.device", allowed="cuda:NUMBER"):
+        with_cuda("cuda:" + "9" * 5000, count=lambda: 2)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,12 @@ def test_a_ray_elsewhere(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     ray_address.check_ray_answers()
     assert ray_address.ray_is_here()
-    for address, says in (("127.0.0.1:1", "nothing answers"), ("here", "HOST:PORT"), (guarded, "refuses our token")):
+    for address, says in (
+        ("127.0.0.1:1", "nothing answers"),
+        ("here", "HOST:PORT"),
+        ("here:" + "9" * 5000, "HOST:PORT"),
+        (guarded, "refuses our token"),
+    ):
         monkeypatch.setenv("RAY_ADDRESS", address)
         with refuses(ConfigurationError, "RAY_ADDRESS", address, says):
             ray_address.check_ray_answers(timeout_s=5)

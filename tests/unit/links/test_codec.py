@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 
 from outrider.internal.v1 import drafting_pb2, held_models_pb2, tree_pb2, verification_pb2
+from services.links import serialised
 from services.links.codec import drafting, held_models, retrieval, trees, verification
 from speculation import limits
 from speculation.adapters import AdapterOrder
@@ -360,7 +362,7 @@ def test_limits_are_enforced_when_decoding() -> None:
         drafting.decode_drafting_call(drafting_pb2.DraftRequest(open=drafting_pb2.OpenSession(max_nodes=513)))
     with refuses(InvalidArgument, field="event", value="unset"):
         drafting.decode_drafting_call(drafting_pb2.DraftRequest())
-    with refuses(InvalidArgument, field="acceptance", value="''"):
+    with refuses(InvalidArgument, field="acceptance", value="empty"):
         verification.decode_generation(
             verification_pb2.VerifyRequest(
                 sampling=verification_pb2.SamplingParams(top_p=1, max_tokens=1, repetition_penalty=1)
@@ -397,3 +399,22 @@ def test_the_arithmetic_travels() -> None:
     read = verification.decode_generation_event(wire)
     assert isinstance(read, Progress)
     assert read.arithmetic == "0123456789abcdef"
+
+
+async def test_others_have_their_turns_while_a_prompts_log_probabilities_travel() -> None:
+    scores = tuple(
+        TokenLogprobs(token_id=7 + at, logprob=-0.5, top_ids=(7, 8), top_logprobs=(-0.5, -1.5)) for at in range(1000)
+    )
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    for event in (replace(PROGRESS, prompt_logprobs=scores), PROGRESS, Finished(reason=FinishReason.STOP)):
+        assert await serialised.read_event(await serialised.write_event(event)) == event
+    beside.cancel()
+    assert turns >= 2 * (1000 // 128)

@@ -224,7 +224,7 @@ async def test_tokens_that_no_answer_could_have_are_not_spelt_out(tiny_model: Pa
 def test_what_a_template_says_is_clipped_and_plain(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = Tokens(str(tiny_model))
     template = "{{ raise_exception('bad\x1b[31m\n\x00' ~ messages[0]['content']) }}"
-    monkeypatch.setattr(tokens, "_conversations", Conversations(ChatTemplates({"default": template}, {}), generic=True))
+    monkeypatch.setattr(tokens, "conversations", Conversations(ChatTemplates({"default": template}, {}), generic=True))
     with pytest.raises(InvalidArgument) as caught:
         tokens.encode_chat([ChatMessage(role="user", content="\x07y" * 50_000)])
     assert len(str(caught.value)) < 400

@@ -38,6 +38,13 @@ def test_a_misspelt_option_finds_its_name() -> None:
         build_request("x", None, None, {"xyz": 1})  # type: ignore[typeddict-unknown-key]
 
 
+@pytest.mark.parametrize(("name", "value"), [("seed", 10**5000), ("seed", "x" * 10**6), ("temperature", 10**400)])
+def test_a_wrong_value_is_shown_in_short(name: str, value: object) -> None:
+    with refuses(outrider.InvalidArgument, field=name, says="number") as caught:
+        build_request("x", None, None, {name: value})  # type: ignore[misc]
+    assert len(caught.value.value) <= 80
+
+
 def test_the_version_is_the_package_s() -> None:
     assert outrider.__version__ == tomllib.loads((SDK / "pyproject.toml").read_text())["project"]["version"]
 

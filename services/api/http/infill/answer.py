@@ -8,10 +8,10 @@ from typing import Any
 from typing_extensions import override
 
 from services.api.http.event_stream import EventStream
-from services.api.http.openai.choice_record import AnswerInProgress
+from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.choice_text import TextToken
-from services.api.http.openai.generation import Prepared
 from services.api.http.openai.origin_fields import origins_of, origins_of_all
+from services.api.http.openai.preparing import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import metrics
 from services.api.messages import Completion, RouterPort, TextChunk

@@ -10,7 +10,7 @@ from typing import Any
 from services.api.http.declared import read_declared
 from services.api.http.infill.protocol import HINTS, InfillBody
 from services.api.http.openai.completion_request import read_completion
-from services.api.http.openai.errors import Refused
+from services.api.http.openai.errors import renamed
 from services.api.http.openai.request import Asked
 from services.api.messages import Infill
 from speculation.errors import InvalidArgument
@@ -58,7 +58,4 @@ def infill_names() -> Iterator[None]:
     try:
         yield
     except InvalidArgument as error:
-        name = _NAMES.get(error.field, error.field)
-        if isinstance(error, Refused):
-            raise Refused(name, error.value, error.allowed, error.code) from error
-        raise type(error)(name, error.value, error.allowed) from error
+        raise renamed(error, _NAMES.get(error.field, error.field)) from error

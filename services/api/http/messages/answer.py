@@ -11,15 +11,15 @@ from services.api.http.event_stream import NamedEvents
 from services.api.http.messages.content_blocks import ContentBlocks
 from services.api.http.messages.own_names import own_name
 from services.api.http.messages.reading import AskedMessage
+from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.answer_reader import reader_for
-from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import TextToken
-from services.api.http.openai.generation import Prepared
-from services.api.http.openai.in_turns import in_turns
 from services.api.http.openai.origin_fields import origins_of, origins_of_all
+from services.api.http.openai.preparing import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import metrics
 from services.api.messages import Completion, RouterPort, TextChunk
+from services.in_turns import in_turns
 from speculation.types import FinishReason
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from services.api.http.declared import Declared, read_declared
+from services.api.http.harmless import honoured
 from services.api.http.messages import unhonoured
 from services.api.http.messages.protocol import (
     BLOCKS_OF,
@@ -137,7 +138,7 @@ def _block(entry: dict[str, Any], kinds: Mapping[str, type[Declared]], path: str
         shown = kind if isinstance(kind, str) and kind else "unset"
         allowed = f"one of {', '.join(kinds)} in a message of the role {role}: the model reads text alone"
         raise Refused(f"{path}.type", shown, allowed, "unsupported_value")
-    return read_declared(known, unhonoured.honoured(entry, unhonoured.BLOCK, path), path)
+    return read_declared(known, honoured(entry, unhonoured.BLOCK, path), path)
 
 
 def _text(blocks: Sequence[dict[str, Any]], path: str) -> str:

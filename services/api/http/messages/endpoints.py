@@ -9,7 +9,7 @@ from services.api.http.call import HttpCall
 from services.api.http.endpoints import EndpointsBeside
 from services.api.http.messages.answer import MessageAnswer
 from services.api.http.messages.reading import AskedMessage, fitted, read_count, read_message
-from services.api.http.openai import generation
+from services.api.http.openai import preparing
 
 
 class MessageEndpoints(EndpointsBeside):
@@ -30,7 +30,7 @@ class MessageEndpoints(EndpointsBeside):
         with asked.naming():
             message = await self._fitted(asked)
         with message.naming():
-            _, fits, _ = await generation.fitted(message.asked, self._router, strict=self._strict)
+            _, fits, _ = await preparing.fitted(message.asked, self._router, strict=self._strict)
             request = replace(call.base_request(None), input=fits.inputs[0], chat=fits.chat)
             ids = await call.unless_gone(self._router.tokenize(request))
         await call.answer({"input_tokens": len(ids)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from services.api.http.openai.errors import Refused
+from services.api.http.openai.errors import renamed
 from speculation.errors import InvalidArgument
 
 _PARALLEL = "parallel_tool_calls"
@@ -42,10 +42,7 @@ def own_name(field: str, paths: Sequence[str]) -> str:
 
 def in_own_names(error: InvalidArgument, paths: Sequence[str]) -> InvalidArgument:
     """The same error, with the body's own name of the field."""
-    name, allowed = own_name(error.field, paths), error.allowed
-    value = str(error.value != "True") if error.field == _PARALLEL else error.value
+    allowed, value = error.allowed, str(error.value != "True") if error.field == _PARALLEL else None
     for word, own in _WORDS.items():
         allowed = allowed.replace(word, own)
-    if isinstance(error, Refused):
-        return Refused(name, value, allowed, error.code)
-    return type(error)(name, value, allowed)
+    return renamed(error, own_name(error.field, paths), value=value, allowed=allowed)

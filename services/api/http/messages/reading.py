@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from services.api.http.declared import read_declared
+from services.api.http.harmless import honoured
 from services.api.http.messages import unhonoured
 from services.api.http.messages.chat_body import chat_body_of, turns_of
 from services.api.http.messages.own_names import in_own_names
@@ -82,11 +83,11 @@ def _read(kind: type[CountBody], body: dict[str, Any]) -> AskedMessage:
 
 def _honoured(body: dict[str, Any]) -> dict[str, Any]:
     """The body without fields that ask for nothing."""
-    kept = unhonoured.honoured(body, unhonoured.BODY)
+    kept = honoured(body, unhonoured.BODY, codes=unhonoured.CODES)
     tools = kept.get("tools")
     if isinstance(tools, list):
         kept["tools"] = [
-            unhonoured.honoured(tool, unhonoured.TOOL, f"tools[{index}]") if isinstance(tool, dict) else tool
+            honoured(tool, unhonoured.TOOL, f"tools[{index}]") if isinstance(tool, dict) else tool
             for index, tool in enumerate(tools)
         ]
     return kept

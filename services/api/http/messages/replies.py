@@ -7,18 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, RootModel
 
 
-class Reply(BaseModel):
-    """An object of an answer."""
-
-
-class TextReply(Reply):
+class TextReply(BaseModel):
     """A block of text."""
 
     type: Literal["text"]
     text: str
 
 
-class ThinkingReply(Reply):
+class ThinkingReply(BaseModel):
     """What the model thought first."""
 
     type: Literal["thinking"]
@@ -26,7 +22,7 @@ class ThinkingReply(Reply):
     signature: str
 
 
-class ToolUseReply(Reply):
+class ToolUseReply(BaseModel):
     """A call of a tool. An input that is no object, such as one cut short, stands as text in ``INVALID_JSON``."""
 
     type: Literal["tool_use"]
@@ -35,13 +31,13 @@ class ToolUseReply(Reply):
     input: dict[str, Any]
 
 
-class TokensOfAnswer(Reply):
+class TokensOfAnswer(BaseModel):
     """Of the answer's tokens."""
 
     thinking_tokens: int
 
 
-class CountedTokens(Reply):
+class CountedTokens(BaseModel):
     """Tokens of the prompt, those found in the cache apart, and of the answer."""
 
     input_tokens: int
@@ -51,7 +47,7 @@ class CountedTokens(Reply):
     output_tokens_details: TokensOfAnswer
 
 
-class MessageReply(Reply):
+class MessageReply(BaseModel):
     """The answer as a whole. What is beyond Anthropic's fields is as in /v1/chat/completions."""
 
     id: str
@@ -76,14 +72,14 @@ class BegunMessage(MessageReply):
     metrics: None = None  # type: ignore[assignment]
 
 
-class MessageStart(Reply):
+class MessageStart(BaseModel):
     """The first event."""
 
     type: Literal["message_start"]
     message: BegunMessage
 
 
-class BlockStart(Reply):
+class BlockStart(BaseModel):
     """A block begins."""
 
     type: Literal["content_block_start"]
@@ -91,28 +87,28 @@ class BlockStart(Reply):
     content_block: Annotated[TextReply | ThinkingReply | ToolUseReply, Field(discriminator="type")]
 
 
-class AddedText(Reply):
+class AddedText(BaseModel):
     """More of a text."""
 
     type: Literal["text_delta"]
     text: str
 
 
-class AddedThinking(Reply):
+class AddedThinking(BaseModel):
     """More of a thought."""
 
     type: Literal["thinking_delta"]
     thinking: str
 
 
-class AddedInput(Reply):
+class AddedInput(BaseModel):
     """More of a call's input, as the model wrote it."""
 
     type: Literal["input_json_delta"]
     partial_json: str
 
 
-class BlockDelta(Reply):
+class BlockDelta(BaseModel):
     """More of the last block; events are filled up with ``obfuscation``."""
 
     type: Literal["content_block_delta"]
@@ -121,21 +117,21 @@ class BlockDelta(Reply):
     obfuscation: str | None = None
 
 
-class BlockStop(Reply):
+class BlockStop(BaseModel):
     """A block has ended."""
 
     type: Literal["content_block_stop"]
     index: int
 
 
-class StopOf(Reply):
+class StopOf(BaseModel):
     """Why the message ended."""
 
     stop_reason: str
     stop_sequence: str | None
 
 
-class MessageDelta(Reply):
+class MessageDelta(BaseModel):
     """The message has ended."""
 
     type: Literal["message_delta"]
@@ -145,13 +141,13 @@ class MessageDelta(Reply):
     metrics: dict[str, Any]
 
 
-class MessageStop(Reply):
+class MessageStop(BaseModel):
     """The last event."""
 
     type: Literal["message_stop"]
 
 
-class Ping(Reply):
+class Ping(BaseModel):
     """The server still works on it."""
 
     type: Literal["ping"]
@@ -168,20 +164,20 @@ class MessageEvent(
     """An event of an answer; its name is its type."""
 
 
-class CountReply(Reply):
+class CountReply(BaseModel):
     """Of /v1/messages/count_tokens."""
 
     input_tokens: int
 
 
-class ErrorDetails(Reply):
+class ErrorDetails(BaseModel):
     """The same for programs: a code, and the field that is at fault."""
 
     error_code: str | None
     param: str | None
 
 
-class MessageError(Reply):
+class MessageError(BaseModel):
     """What is wrong."""
 
     type: str
@@ -189,7 +185,7 @@ class MessageError(Reply):
     details: ErrorDetails
 
 
-class MessageErrorReply(Reply):
+class MessageErrorReply(BaseModel):
     """The body of every answer that is an error; also the last event of a stream that fails."""
 
     type: Literal["error"]

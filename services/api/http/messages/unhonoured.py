@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from services.api.http.openai.errors import Refused
-
-# Which values ask for nothing, and what is said of all others.
-Rule = tuple[Callable[[Any], bool], str]
+from services.api.http.harmless import Rule, among, never
 
 
 def _any(value: Any) -> bool:
     return True
-
-
-def _never(value: Any) -> bool:
-    return False
-
-
-def _is(*values: Any) -> Any:
-    return lambda value: value in values and not isinstance(value, bool)
-
-
-def _truth(value: Any) -> bool:
-    return isinstance(value, bool)
 
 
 def _keeps_all(value: Any) -> bool:
@@ -41,30 +25,30 @@ _CACHE: dict[str, Rule] = {"cache_control": (_any, "without effect: prompts are 
 BODY: dict[str, Rule] = {
     **_CACHE,
     "metadata": (lambda value: isinstance(value, dict), "an object"),
-    "service_tier": (_is("auto", "standard_only"), "auto or standard_only: there is one tier"),
-    "speed": (_is("standard"), "standard: there is one speed"),
+    "service_tier": (among("auto", "standard_only"), "auto or standard_only: there is one tier"),
+    "speed": (among("standard"), "standard: there is one speed"),
     "context_management": (_keeps_all, "unset, or keep all thinking: the conversation is sent to the model as it is"),
-    "mcp_servers": (_is([]), "unset: the client calls tools, not the server"),
-    "container": (_never, "unset: nothing is run in containers"),
-    "thread": (_never, "unset: a conversation is sent whole"),
-    "compaction": (_never, "unset: the conversation is sent to the model as it is"),
-    "fallbacks": (_is([]), "unset: there is one model"),
-    "inference_geo": (_never, "unset: requests are answered where the server runs"),
+    "mcp_servers": (among([]), "unset: the client calls tools, not the server"),
+    "container": (never, "unset: nothing is run in containers"),
+    "thread": (never, "unset: a conversation is sent whole"),
+    "compaction": (never, "unset: the conversation is sent to the model as it is"),
+    "fallbacks": (among([]), "unset: there is one model"),
+    "inference_geo": (never, "unset: requests are answered where the server runs"),
 }
 BLOCK: dict[str, Rule] = {
     **_CACHE,
-    "citations": (_is([]), "unset: documents are not read, so that nothing is cited"),
-    "caller": (_is({"type": "direct"}), "unset, or direct: the client calls tools"),
+    "citations": (among([]), "unset: documents are not read, so that nothing is cited"),
+    "caller": (among({"type": "direct"}), "unset, or direct: the client calls tools"),
 }
 TOOL: dict[str, Rule] = {
     **_CACHE,
-    "eager_input_streaming": (_truth, "true or false: inputs are streamed as they come"),
-    "defer_loading": (lambda value: value is False, "false: the model is shown all tools"),
-    "allowed_callers": (_is(["direct"]), "[direct]: the client calls tools"),
-    "input_examples": (_is([]), "unset: put examples into the description"),
+    "eager_input_streaming": (among(True, False), "true or false: inputs are streamed as they come"),
+    "defer_loading": (among(False), "false: the model is shown all tools"),
+    "allowed_callers": (among(["direct"]), "[direct]: the client calls tools"),
+    "input_examples": (among([]), "unset: put examples into the description"),
 }
 # What Anthropic's own client understands: it then sends the conversation whole.
-_CODES = {"thread": "thread_unsupported_request"}
+CODES = {"thread": "thread_unsupported_request"}
 # Fields of other APIs: what to say instead.
 HINTS: dict[str, str] = {
     "max_completion_tokens": "unset: say max_tokens",
@@ -80,20 +64,3 @@ HINTS: dict[str, str] = {
     "max_tokens_to_sample": "unset: say max_tokens",
     "prompt": "unset: say messages",
 }
-
-
-def honoured(entry: Mapping[str, Any], rules: Mapping[str, Rule], path: str = "") -> dict[str, Any]:
-    """An object without the fields that ask for nothing.
-
-    Args:
-        path: its name in errors; empty: the whole body.
-
-    Raises:
-        Refused: a field that is not honoured asks for something.
-    """
-    for key, (harmless, allowed) in rules.items():
-        value = entry.get(key)
-        if value is not None and not harmless(value):
-            shown = value if isinstance(value, str | int | float) and value != "" else "set"
-            raise Refused(f"{path}.{key}" if path else key, shown, allowed, _CODES.get(key, "unsupported_parameter"))
-    return {key: value for key, value in entry.items() if key not in rules}

@@ -8,7 +8,7 @@ from typing import Any
 
 from services.api.http.openai.choice_text import Piece, TextToken
 from services.api.http.openai.forced_calls import ForcedCalls, ListedCalls, NamedCall
-from services.api.http.openai.generation import Prepared
+from services.api.http.openai.preparing import Prepared
 from services.api.http.openai.request import Asked
 from services.api.messages import Completion
 from services.api.model_card import ModelCard

@@ -7,16 +7,16 @@ from typing import Any
 
 from typing_extensions import override
 
+from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.answer_reader import Delta, reader_for
-from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import Piece
-from services.api.http.openai.generation import Prepared
-from services.api.http.openai.in_turns import in_turns
 from services.api.http.openai.logprobs import Speller, chat_logprobs
 from services.api.http.openai.origin_fields import origins_of, origins_of_all
+from services.api.http.openai.preparing import Prepared
 from services.api.http.openai.prompt_scores import prompt_logprobs
 from services.api.http.openai.request import Asked
 from services.api.messages import Completion, RouterPort, TextChunk
+from services.in_turns import in_turns
 
 
 class ChatAnswer(AnswerInProgress):

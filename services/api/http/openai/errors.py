@@ -34,6 +34,17 @@ class Refused(InvalidArgument):
         self.code = code
 
 
+def shown(value: object) -> object:
+    """A value in an error about a field: of lists and objects not all that is in them."""
+    return value if isinstance(value, str | int | float) and value != "" else "set"
+
+
+def renamed(error: InvalidArgument, field: str, *, value: str | None = None, allowed: str | None = None) -> InvalidArgument:
+    """The same error about a field that is called otherwise, and so perhaps its value and what is allowed."""
+    told = error.value if value is None else value, error.allowed if allowed is None else allowed
+    return Refused(field, *told, error.code) if isinstance(error, Refused) else type(error)(field, *told)
+
+
 class HttpError(OutriderError):
     """A call that fails for HTTP's own reasons, such as a body that is too large."""
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from services.api.http.openai.errors import shown
 from services.api.http.openai.fields import Fields
 from services.api.http.openai.protocol.marks import declared_fields, effect_of
 
@@ -81,8 +82,7 @@ def take_unhonoured(fields: Fields, body: type[BaseModel]) -> dict[str, Any]:
     for key, (harmless, allowed) in _unhonoured(body).items():
         value = fields.take(key)
         if value is not None and not _is(harmless, value):
-            shown = value if isinstance(value, str | int | float) and value != "" else "set"
-            raise fields.refuse(key, shown, allowed, "unsupported_parameter")
+            raise fields.refuse(key, shown(value), allowed, "unsupported_parameter")
         if value is not None:
             taken[key] = value
     return taken

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from services.api.http.openai.choice_text import TextToken
-from services.api.http.openai.in_turns import in_turns
 from services.api.messages import RouterPort, TokenSpelling
+from services.in_turns import in_turns
 
 # For tokens that cannot be chosen; JSON has no infinity.
 LEAST = -9999.0

@@ -8,19 +8,16 @@ from dataclasses import replace
 
 from services.api.http.openai.answer_form import format_field, schema_form
 from services.api.http.openai.chat_request import EFFORT
-from services.api.http.openai.errors import Refused
+from services.api.http.openai.errors import Refused, shown
 from services.api.http.openai.prompt_thought import behind_thought
 from services.api.http.openai.request import Asked, Input
 from services.api.http.openai.tool_choice import ToolUse
-from services.api.messages import ChatMessage, RequestedSampling
+from services.api.messages import TAKEN, ChatMessage, RequestedSampling
 from services.api.model_card import ModelCard
 from services.structured_outputs.checks import check_sampling
 from services.tool_formats.harmony import NAME as HARMONY
 from speculation.errors import InvalidArgument, NotFound
 from speculation.types import SamplingParams
-
-# Names of a template's variables that other fields of a request set: the router refuses them as options.
-TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 
 
 def called(card: ModelCard, name: str | None) -> ModelCard:
@@ -92,8 +89,7 @@ def _known_options(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Aske
     if strict:
         free = ", ".join(card.template_options) or "none"
         value = next(iter(unread.values()))
-        shown = value if isinstance(value, str | int | float) and value != "" else "set"
-        raise Refused(named[0], shown, f"unset: of such options, this model's chat template reads: {free}")
+        raise Refused(named[0], shown(value), f"unset: of such options, this model's chat template reads: {free}")
     kept = {name: value for name, value in given.items() if name not in unread}
     chat = replace(asked.chat, template_kwargs=json.dumps(kept, ensure_ascii=False) if kept else "")
     return replace(asked, chat=chat), named

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.api.http.openai.choice_text import TextToken
-from services.api.http.openai.in_turns import in_turns
 from services.api.origins import ReportedPass
+from services.in_turns import in_turns
 from speculation.types import Report
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.api.http.openai.in_turns import in_turns
 from services.api.http.openai.logprobs import LEAST, Speller
+from services.in_turns import in_turns
 from speculation.types import TokenLogprobs
 
 _CONTINUES, _OF_CONTINUATION = 0xC0, 0x80
@@ -23,13 +23,19 @@ async def echoed_logprobs(
         top: how many likeliest tokens are told.
         named: the text has the names of special tokens.
     """
-    await speller.learn_ids(prompt)
-    form: dict[str, list[Any]] = {
-        "tokens": [speller.name(token) for token in prompt],
-        "token_logprobs": [None],
-        "top_logprobs": [None],
-        "text_offset": _offsets(prompt, text, speller, named=named),
-    }
+    form: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [None], "top_logprobs": [None], "text_offset": []}
+    # Characters of the text before a token.
+    end = 0
+    async for tokens in in_turns(prompt):
+        await speller.learn_ids(tokens)
+        for token in tokens:
+            form["tokens"].append(speller.name(token))
+            form["text_offset"].append(min(end, len(text)))
+            data = speller.spelling(token, named=named)
+            if end == 0 and data.startswith(b" ") and not text.startswith(" "):
+                # The tokenizer drops the space that a text begins with.
+                data = data[1:]
+            end += sum(byte & _CONTINUES != _OF_CONTINUATION for byte in data)
     async for part in in_turns(scores):
         await speller.learn_ids(_ids_of(part, top))
         for score in part:
@@ -43,19 +49,6 @@ async def echoed_logprobs(
 
 def _ids_of(scores: Sequence[TokenLogprobs], top: int) -> list[int]:
     return [id for score in scores for id in (score.token_id, *score.top_ids[:top])]
-
-
-def _offsets(prompt: Sequence[int], text: str, speller: Speller, *, named: bool) -> list[int]:
-    """Characters of the text before each token."""
-    offsets, end = [], 0
-    for token in prompt:
-        offsets.append(min(end, len(text)))
-        data = speller.spelling(token, named=named)
-        if end == 0 and data.startswith(b" ") and not text.startswith(" "):
-            # The tokenizer drops the space that a text begins with.
-            data = data[1:]
-        end += sum(byte & _CONTINUES != _OF_CONTINUATION for byte in data)
-    return offsets
 
 
 async def prompt_logprobs(

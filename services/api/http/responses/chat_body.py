@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from services.api.http.declared import read_declared
+from services.api.http.harmless import honoured
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import WITHOUT_EFFECT
@@ -22,7 +22,8 @@ from services.api.http.responses.protocol import (
     CreateResponse,
     FunctionTool,
 )
-from services.api.http.responses.unserved import HINTS, check_unserved
+from services.api.http.responses.unserved import HINTS, UNSERVED
+from services.api.http.written_json import written
 from speculation import limits
 from speculation.errors import InvalidArgument
 
@@ -69,7 +70,8 @@ def read_create(content: dict[str, Any]) -> NewResponse:
     Raises:
         Refused: a field is wrong, missing, unknown or not served; names it.
     """
-    body = read_declared(CreateResponse, check_unserved(content), hints=HINTS)
+    given = {name: value for name, value in honoured(content, UNSERVED).items() if value is not None}
+    body = read_declared(CreateResponse, given, hints=HINTS)
     own = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     if not isinstance(own, list):
         raise Refused("input", own, "a text, or a list of items", "invalid_type")
@@ -176,4 +178,4 @@ def _choice(given: Any) -> Any:
 
 
 def _context(before: Sequence[Item], own: Sequence[Item]) -> bytes:
-    return json.dumps([*before, *own], ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return written([*before, *own])

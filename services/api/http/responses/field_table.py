@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from services.api.http.harmless import never
 from services.api.http.responses.protocol import CreateResponse
 from services.api.http.responses.unserved import UNSERVED
 
@@ -30,7 +31,7 @@ def page() -> str:
     for name, field in sorted(properties.items()):
         lines.append(f"| `{name}` | taken | {_kind(field)} | {field.get('description', '')} |")
     for name, (harmless, allowed) in sorted(UNSERVED.items()):
-        lines.append(f"| `{name}` | {'only harmless' if harmless else 'refused'} | | {allowed} |")
+        lines.append(f"| `{name}` | {'refused' if harmless is never else 'only harmless'} | | {allowed} |")
     return "\n".join(lines) + "\n"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from services.api.http.openai.errors import Refused
 from services.api.http.responses.conversation import Item
 from services.api.http.responses.response_object import InputItems
+from services.whole_number import whole_number
 
 _MOST, _USUAL = 100, 20
 _ORDERS = ("asc", "desc")
@@ -34,12 +35,12 @@ def read_page(query: Mapping[str, str]) -> Page:
     Raises:
         Refused: one is wrong; names it.
     """
-    limit, order = query.get("limit", str(_USUAL)), query.get("order", "desc")
-    if not (limit.isascii() and limit.isdecimal() and len(limit) <= 3 and 1 <= int(limit) <= _MOST):
-        raise Refused("limit", limit or "empty", f"a whole number from 1 to {_MOST}")
+    given, order = query.get("limit", str(_USUAL)), query.get("order", "desc")
+    if (limit := whole_number(given, 1, _MOST)) is None:
+        raise Refused("limit", given or "empty", f"a whole number from 1 to {_MOST}")
     if order not in _ORDERS:
         raise Refused("order", order or "empty", f"one of {', '.join(_ORDERS)}")
-    return Page(limit=int(limit), after=query.get("after", ""), oldest_first=order == "asc")
+    return Page(limit=limit, after=query.get("after", ""), oldest_first=order == "asc")
 
 
 def input_items(response_id: str, context: Sequence[Item], page: Page) -> InputItems:

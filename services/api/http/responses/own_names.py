@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from services.api.http.openai.errors import Refused
+from services.api.http.openai.errors import renamed
 from speculation.errors import InvalidArgument
 
 _KNOWN = {
@@ -55,7 +55,5 @@ class OwnNames:
 
     def told(self, error: InvalidArgument) -> InvalidArgument:
         """The same error in own names."""
-        field, allowed = self.of(error.field), _WORDS.sub(lambda found: self.of(found[0]), error.allowed)
-        if isinstance(error, Refused):
-            return Refused(field, error.value, allowed, error.code)
-        return type(error)(field, error.value, allowed)
+        allowed = _WORDS.sub(lambda found: self.of(found[0]), error.allowed)
+        return renamed(error, self.of(error.field), allowed=allowed)

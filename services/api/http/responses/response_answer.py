@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,17 +9,16 @@ from typing import Any
 from typing_extensions import override
 
 from services.api.http.event_stream import NamedEvents
+from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.answer_reader import Delta, reader_for
-from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import Piece, TextToken
 from services.api.http.openai.errors import error_body, http_status
-from services.api.http.openai.generation import Prepared
-from services.api.http.openai.in_turns import in_turns
 from services.api.http.openai.logprobs import Speller, chat_logprobs
-from services.api.http.openai.origin_fields import origins_of
+from services.api.http.openai.origin_fields import origins_of_all
+from services.api.http.openai.preparing import Prepared
 from services.api.http.openai.usage import metrics
 from services.api.http.responses.chat_body import AskedResponse
-from services.api.http.responses.output_items import OutputItems
+from services.api.http.responses.output_items import Ended, OutputItems
 from services.api.http.responses.response_object import (
     FailureCode,
     IncompleteDetails,
@@ -29,14 +27,13 @@ from services.api.http.responses.response_object import (
     Status,
 )
 from services.api.messages import Completion, RouterPort, TextChunk
+from services.in_turns import in_turns
 from speculation.errors import Cancelled, InvalidArgument, OutriderError
 from speculation.types import FinishReason
 
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
 # Of OpenAI's API, for answers whose request and model do not say.
 _TEMPERATURE = _TOP_P = 1.0
-# Tokens of an answer beyond which its response is made in a thread, so that it does not delay other requests.
-_MANY = 512
 
 
 class ResponseCancelled(OutriderError):
@@ -49,14 +46,6 @@ class ResponseStream(NamedEvents):
     @override
     def has_text(self, content: dict[str, Any]) -> bool:
         return "delta" in content
-
-    @override
-    async def events(self, contents: list[dict[str, Any]]) -> None:
-        # The last ones tell of all tokens of the answer, several times.
-        if any(_tokens_told(each) > _MANY for each in contents):
-            await self._write(await asyncio.to_thread(self.joined, contents))
-        else:
-            await super().events(contents)
 
 
 class ResponseAnswer(AnswerInProgress):
@@ -166,12 +155,17 @@ class ResponseAnswer(AnswerInProgress):
                 events += self._items.argue(delta.text)
         return events
 
+    @property
+    def ended(self) -> Ended | None:
+        """How its text has ended, even if it is not stored yet; None: it goes on."""
+        if (end := self.records[0].end) is None:
+            return None
+        return "incomplete" if end.finish_reason is FinishReason.LENGTH else "completed"
+
     async def _end(self) -> list[dict[str, Any]]:
-        end = self.records[0].end
-        assert end is not None
-        status: Status = "incomplete" if end.finish_reason is FinishReason.LENGTH else "completed"
-        events = self._said(self._reader.finish(end))
-        events += self._items.end("incomplete" if status == "incomplete" else "completed")
+        end, status = self.records[0].end, self.ended
+        assert end is not None and status is not None
+        events = self._said(self._reader.finish(end)) + self._items.end(status)
         response = await self.response(status)
         await self._keep(response)
         return [*events, {"type": f"response.{status}", "response": response}]
@@ -182,14 +176,18 @@ class ResponseAnswer(AnswerInProgress):
 
     async def response(self, status: Status, error: ResponseFailure | None = None) -> dict[str, Any]:
         """The response as it is now."""
-        if self.records[0].text.tokens > _MANY:
-            return await asyncio.to_thread(self._made, status, error)
-        return self._made(status, error)
+        told, end = self._made(status, error), self.records[0].end
+        if end is None or status not in ("completed", "incomplete"):
+            return told
+        own: dict[str, Any] = {"seed": end.seed, "stop_reason": end.stop, "metrics": metrics([end], self.asked.report)}
+        if self.asked.return_token_ids:
+            own |= {"prompt_token_ids": list(self.prepared.prompts[0])}
+        origins = await origins_of_all(self._tokens, self.asked.report)
+        return {**told, **own, **self.ids_of(self._tokens), **origins, "usage": self._usage()}
 
     def _made(self, status: Status, error: ResponseFailure | None = None) -> dict[str, Any]:
-        body, end = self._new.body, self.records[0].end
-        ended = status in ("completed", "incomplete") and end is not None
-        made: dict[str, Any] = {"output": self._items.done, "usage": self._usage() if ended else None}
+        """What is told of a response, whether it has ended or not."""
+        body = self._new.body
         told = ResponseObject(
             id=self.id,
             created_at=self._created,
@@ -202,16 +200,12 @@ class ResponseAnswer(AnswerInProgress):
             service_tier="default" if self.asked.tier else None,
             system_fingerprint=self.fingerprint,
             max_output_tokens=None if body.max_output_tokens is None else self.asked.sampling.max_tokens,
-            **made,
+            output=[],
             **self._effective(),
             **{name: value for name in _ECHOED if (value := getattr(body, name)) is not None},
         ).model_dump(mode="json")
-        if end is None or not ended:
-            return told
-        own: dict[str, Any] = {"seed": end.seed, "stop_reason": end.stop, "metrics": metrics([end], self.asked.report)}
-        if self.asked.return_token_ids:
-            own |= {"prompt_token_ids": list(self.prepared.prompts[0])}
-        return {**told, **own, **self.ids_of(self._tokens), **origins_of(self._tokens, self.asked.report)}
+        # As they are, since they may tell of thousands of tokens.
+        return {**told, "output": list(self._items.done)}
 
     def _effective(self) -> dict[str, Any]:
         """Fields of the request that have a value, too, where it does not say."""
@@ -243,11 +237,6 @@ _ECHOED = (
     "safety_identifier", "tool_choice", "tools", "truncation",
     "user",
 )  # fmt: skip
-
-
-def _tokens_told(event: dict[str, Any]) -> int:
-    """Of how many tokens an event tells more than their text."""
-    return len(event.get("logprobs") or event.get("response", {}).get("speculation", {}).get("tokens") or ())
 
 
 def _first(*values: Any) -> Any:

@@ -8,14 +8,13 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl
 
 from services.access.gate import Gate
 from services.api.config import HttpConfig
 from services.api.http.call import HttpCall
 from services.api.http.endpoints import Endpoints
 from services.api.http.openai.errors import HttpError, Refused
-from services.api.http.openai.generation import Prepared
+from services.api.http.openai.preparing import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.responses.chat_body import AskedResponse, NewResponse, ask, read_create
 from services.api.http.responses.conversation import Item
@@ -24,12 +23,13 @@ from services.api.http.responses.output_items import owner_of
 from services.api.http.responses.response_answer import ResponseAnswer, ResponseCancelled
 from services.api.http.responses.response_object import DeletedResponse
 from services.api.http.responses.stored_responses import ResponseStore, StoredResponse
+from services.api.http.written_json import write
 from services.api.messages import RouterPort
 from speculation import limits
 from speculation.errors import InvalidArgument, Unavailable
 
 _Made = TypeVar("_Made")
-# Bytes beyond which JSON is read and written in a thread, so that it does not delay other requests.
+# Bytes beyond which JSON is read in a thread, so that it does not delay other requests.
 _LARGE = 64 << 10
 _ID_BYTES = 24
 
@@ -95,8 +95,8 @@ class ResponseEndpoints:
         with self._gate.recorded(call.known_caller, "CancelResponse", call.request_id):
             self._gate.require(call.known_caller, "generate")
             answer = self._running.get((call.known_caller.tenant, call.path_id))
-            if answer is None:
-                status = json.loads((await self._stored(call)).response)["status"]
+            status = json.loads((await self._stored(call)).response)["status"] if answer is None else answer.ended
+            if answer is None or status is not None:
                 raise HttpError(400, "response_has_ended", f"the response is {status}: must be in progress")
             if (running := self._endpoints.running.get(answer)) is not None:
                 running.fail(ResponseCancelled("the response was cancelled"))
@@ -104,10 +104,10 @@ class ResponseEndpoints:
 
     async def input_items(self, call: HttpCall) -> None:
         """GET /v1/responses/{id}/input_items"""
-        page = read_page(dict(parse_qsl(call.query.decode("latin-1"), keep_blank_values=True)))
+        page = read_page(dict(call.query))
         stored = await self._stored(call)
         listed = await _threaded(len(stored.context), lambda: input_items(call.path_id, json.loads(stored.context), page))
-        await call.answer(listed.model_dump(), large=True)
+        await call.answer(listed.model_dump())
 
     async def _stored(self, call: HttpCall) -> StoredResponse:
         stored = await self._store.get(call.known_caller.tenant, call.path_id)
@@ -169,17 +169,12 @@ class ResponseEndpoints:
             context: the items that it answered; None: it is not to be stored.
         """
         if context is not None:
-            # In a thread, since it may be long.
-            written = await asyncio.to_thread(_written, response)
+            written = await write(response)
             try:
                 response["store"] = await self._store.put(tenant, name, StoredResponse(response=written, context=context))
             except Unavailable:
                 response["store"] = False
         self._running.pop((tenant, name), None)
-
-
-def _written(response: dict[str, Any]) -> bytes:
-    return json.dumps(response, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _read(content: dict[str, Any]) -> NewResponse | AskedResponse:

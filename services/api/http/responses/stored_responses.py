@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from services.api.config import StoredResponses
 from services.api.messages import RouterPort
-from services.api.observer import PassingRouter
+from services.api.passing_router import PassingRouter
 
 # Bytes of an entry beside what it holds.
 _OVERHEAD = 1024

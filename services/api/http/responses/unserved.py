@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from services.api.http.openai.errors import Refused
+from services.api.http.harmless import Rule, among, never
 from services.api.http.openai.field_rules import HINTS as OF_OTHER_SERVERS
 
-# By a field's name: its values that ask for nothing, and what is allowed.
-UNSERVED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "background": ((False,), "false: a response is made while its request waits for it"),
-    "background_options": ((), "unset: nothing runs in the background"),
-    "conversation": ((), "unset: say previous_response_id"),
-    "prompt": ((), "unset: there are no stored prompt templates"),
-    "context_management": (([],), "unset: a conversation is read as it is"),
-    "image": ((), "unset: the model reads text alone"),
-    "access_programs": ((), "unset: there are none"),
-    "prompt_cache_options": ((), "unset: prompts are cached for each API key by themselves, as long as there is room"),
-    "moderation": ((), "unset: answers are not moderated"),
-    "modalities": ((["text"],), "[text]: answers are text"),
-    "n": ((1,), "unset or 1: there is one answer; /v1/chat/completions gives several"),
+UNSERVED: dict[str, Rule] = {
+    "background": (among(False), "false: a response is made while its request waits for it"),
+    "background_options": (never, "unset: nothing runs in the background"),
+    "conversation": (never, "unset: say previous_response_id"),
+    "prompt": (never, "unset: there are no stored prompt templates"),
+    "context_management": (among([]), "unset: a conversation is read as it is"),
+    "image": (never, "unset: the model reads text alone"),
+    "access_programs": (never, "unset: there are none"),
+    "prompt_cache_options": (never, "unset: prompts are cached for each API key by themselves, as long as there is room"),
+    "moderation": (never, "unset: answers are not moderated"),
+    "modalities": (among(["text"]), "[text]: answers are text"),
+    "n": (among(1), "unset or 1: there is one answer; /v1/chat/completions gives several"),
 }
 
 HINTS: dict[str, str] = {
@@ -41,18 +38,3 @@ HINTS: dict[str, str] = {
     "functions": "unset: functions are given as tools",
     "function_call": "unset: say tool_choice",
 }
-
-
-def check_unserved(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without fields that ask for nothing.
-
-    Raises:
-        Refused: one of them asks for something; says what is allowed.
-    """
-    for name, (harmless, allowed) in UNSERVED.items():
-        value = body.get(name)
-        # Compared with their types: 1 is not True.
-        if value is not None and not any(type(value) is type(each) and value == each for each in harmless):
-            shown = value if isinstance(value, str | int | float) and value != "" else "set"
-            raise Refused(name, shown, allowed, "unsupported_parameter")
-    return {name: value for name, value in body.items() if value is not None and name not in UNSERVED}

@@ -1,4 +1,4 @@
-"""Goes through what a long answer is made of, a part at a time: others have their turns of the event loop meanwhile."""
+"""Goes through what is made of many tokens, a part at a time: others have their turns of the event loop meanwhile."""
 
 from __future__ import annotations
 

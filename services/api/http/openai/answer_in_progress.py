@@ -1,4 +1,4 @@
-"""What an answer says of one choice, gathered from its chunks."""
+"""An answer while it is made: each of its choices is gathered from chunks, and told as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from services.api.http.event_stream import EventStream
 from services.api.http.openai.choice_text import ChoiceText, Piece, TextToken
-from services.api.http.openai.generation import Prepared
+from services.api.http.openai.preparing import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import fingerprint, metrics, usage
 from services.api.messages import Completion, TextChunk

@@ -9,7 +9,7 @@ import torch
 
 from services.verifier.config import TargetConfig
 from services.verifier.loading.load_model import load_beside, load_layers_beside, split_layers
-from tests.quantised import ROUNDED, make_float_model, quantise
+from tests.tiny_models.quantised import ROUNDED, make_float_model, quantise
 
 
 def test_torchs_default_type_is_left_alone(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,13 @@
-"""Makes one request for each choice of a body, and runs them side by side."""
+"""Makes one request for each choice of a body."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 
-from services.access.gate import Visit
-from services.api.http.openai.errors import Refused
+from services.api.http.openai.errors import Refused, renamed
 from services.api.http.openai.model_fit import called, check_infill, check_tools, formed, readable, unused_form
 from services.api.http.openai.oldest_turns import fitting
 from services.api.http.openai.prompt_thought import begins_thought
@@ -19,28 +16,21 @@ from services.api.messages import (
     ChatMessage,
     ChatOptions,
     ClientRequest,
-    Completion,
     HowAsked,
     RequestedSampling,
     RouterPort,
-    TextChunk,
     system_prompt_of,
 )
 from services.api.model_card import ModelCard
 from services.structured_outputs.grammars import field_of
-from speculation.errors import Internal, InvalidArgument, OutriderError
+from speculation.errors import InvalidArgument
 from speculation.room import check_fits, longest_answer, room_behind
 from speculation.types import SamplingDefaults
-
-Event = TextChunk | Completion
-Admit = Callable[[ClientRequest], AbstractAsyncContextManager[Visit]]
 
 # Of OpenAI's API, for requests that do not say.
 _TEMPERATURE = 1.0
 # A request's answers may together have so many times the tokens of the context.
 _CONTEXTS = 16
-# Events of a request that may wait for a slow reader before its generations wait, too.
-_AHEAD = 64
 # What the router calls the grammar of calls.
 _GRAMMAR = "structured_outputs.grammar"
 # Seeds are drawn so that every JSON reader keeps them exact.
@@ -210,7 +200,7 @@ def named(error: InvalidArgument, names: dict[str, str]) -> InvalidArgument:
     allowed = error.allowed
     for name, own in names.items():
         allowed = re.sub(rf"\b{re.escape(name)}\b", own, allowed)
-    return type(error)(names.get(error.field, error.field), error.value, allowed)
+    return renamed(error, names.get(error.field, error.field), allowed=allowed)
 
 
 def own_names(asked: Asked) -> dict[str, str]:
@@ -247,77 +237,3 @@ def _completed(
     except InvalidArgument as error:
         raise Refused(error.field, error.value, error.allowed, "context_length_exceeded") from error
     return sampling
-
-
-class RunningChoices:
-    """The generations of a request's choices, during a block. Leaving it cancels those that go on.
-
-    Args:
-        admit: holds a slot for a generation; raises where there is none.
-    """
-
-    def __init__(self, router: RouterPort, requests: Sequence[ClientRequest], admit: Admit) -> None:
-        self._router = router
-        self._requests = requests
-        self._admit = admit
-        self._events: asyncio.Queue[tuple[int, Event | BaseException]] = asyncio.Queue(_AHEAD)
-        self._left = len(requests)
-        self._failure: OutriderError | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> RunningChoices:
-        self._tasks = [asyncio.create_task(self._run(index)) for index in range(len(self._requests))]
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    @property
-    def over(self) -> bool:
-        """Whether all choices have ended."""
-        return self._left == 0
-
-    async def next(self, within_s: float | None = None) -> tuple[int, Event] | None:
-        """The next event of any choice, with the choice's index; None: there was none in time.
-
-        Raises:
-            OutriderError: a generation has failed; the others are of no use then.
-        """
-        if self._failure is not None:
-            raise self._failure
-        try:
-            async with asyncio.timeout(within_s):
-                index, event = await self._events.get()
-        except TimeoutError:
-            return None
-        if isinstance(event, BaseException):
-            raise event
-        self._left -= isinstance(event, Completion)
-        return index, event
-
-    def fail(self, error: OutriderError) -> None:
-        """Have ``next`` raise an error."""
-        self._failure = error
-        with suppress(asyncio.QueueFull):
-            self._events.put_nowait((0, error))
-
-    async def _run(self, index: int) -> None:
-        try:
-            async with self._admit(self._requests[index]) as visit:
-                await self._follow(index, visit)
-        except Exception as error:
-            await self._events.put((index, error))
-
-    async def _follow(self, index: int, visit: Visit) -> None:
-        events: AsyncGenerator[Event, None] = self._router.generate(visit.request)
-        try:
-            async for event in events:
-                visit.note(event)
-                await self._events.put((index, event))
-                if isinstance(event, Completion):
-                    return
-        finally:
-            await events.aclose()
-        raise Internal("the router ended without a result")

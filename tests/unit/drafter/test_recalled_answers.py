@@ -12,7 +12,7 @@ import pytest
 from services.drafter.sessions import shared_answers
 from services.drafter.sessions.shared_answers import SharedAnswers
 from speculation.messages import RecalledAnswers
-from tests.patience import until
+from tests.running.patience import until
 
 
 class SlowStore:
