@@ -112,7 +112,7 @@ def test_a_start_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert host.without_kernels("cpu", "auto") == ""
 
 
-def test_what_does_not_answer_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model: Path) -> None:
+def test_what_does_not_answer_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
     monkeypatch.setattr(doctor_checks, "_KERNELS", "print('2.13.0 avx2')")
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     flags = ("retrieval.redis_url=redis://127.0.0.1:1/0", "verifier.device=cuda:7", f"model={tiny_model}")

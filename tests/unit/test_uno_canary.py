@@ -98,7 +98,7 @@ def test_guesses_are_what_the_formulas_say(target: Path, good: Path, text: Canar
             assert guessed[place].tolist() == said.argmax(-1).tolist()
 
 
-def test_a_good_adapter_passes_and_nothing_is_left(target: Path, good: Path, text: CanaryText) -> None:
+def test_a_good_adapter_passes_and_nothing_is_left(target: Path, good: Path) -> None:
     found = tried(good, target)
     assert found is not None and found.guesses == 70
     assert found.first > 0.9 and found.second > 0.9 and found.likely_fault is None
