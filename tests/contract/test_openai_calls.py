@@ -279,7 +279,9 @@ def test_predicted_answers(client: OpenAI, both_entries: HttpService) -> None:
     assert predicted.choices[0].message.content == text
     assert predicted.usage is not None and predicted.usage.completion_tokens_details is not None
     details = predicted.usage.completion_tokens_details
-    assert (details.accepted_prediction_tokens or 0) >= 0 and (details.rejected_prediction_tokens or 0) >= 0
+    accepted, rejected = details.accepted_prediction_tokens, details.rejected_prediction_tokens
+    # How many are accepted depends on the load; the others of the prediction are rejected.
+    assert accepted is not None and rejected is not None and accepted + rejected > 40
     assert plain.usage is not None and plain.usage.completion_tokens_details is None
     parts = [{"type": "text", "text": text[:10]}, {"type": "text", "text": "something else"}]
     body = {"messages": FOX, "max_tokens": 60, "temperature": 0, "prediction": {"type": "content", "content": parts}}
