@@ -23,13 +23,10 @@ from tests.feature_sources import EAGLE, draft, known, opening, report, text
 from tests.head_checkpoints import HIDDEN
 from tests.mtp_layers import Tensors
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 COUNT = 3
 STATES = replace(EAGLE, target_hidden_size=HIDDEN)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(1)
 
 
 def layers() -> list[Tensors]:
