@@ -40,13 +40,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield urls
 
 
-@pytest.fixture
-def admin(servers: dict[str, str]) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(servers["admin"]) as client:
-        client.flushall()
-        yield client
-
-
 class Router:
     """The counts of one router, and what it shares."""
 

@@ -36,13 +36,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield urls
 
 
-@pytest.fixture
-def admin(servers: dict[str, str]) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(servers["admin"]) as client:
-        client.flushall()
-        yield client
-
-
 @asynccontextmanager
 async def stored(url: str, **bounds: Any) -> AsyncIterator[ResponsesInRedis]:
     store = ResponsesInRedis(StoredResponses(redis_url=url, **bounds))
