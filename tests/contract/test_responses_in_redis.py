@@ -184,7 +184,7 @@ async def test_redis_comes_back(tmp_path: Path) -> None:
                 await store.forget("one")
 
 
-def test_settings() -> None:
+def test_the_password_comes_from_the_environment_and_with_a_url() -> None:
     def bounds(*flags: str, **environ: str) -> StoredResponses:
         config = component_configs.http_config(load(flags=list(flags), environ=environ))
         assert config is not None

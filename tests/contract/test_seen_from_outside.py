@@ -163,7 +163,9 @@ def test_one_place_for_numbers(tiny_model: Path) -> None:
 # --- top ----------------------------------------------------------------------------------------------------------
 
 
-def test_top(server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_shows_what_the_service_does(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     show_top([f"{server.ops}/metrics"], interval_s=0.1, once=True)
     shown = capsys.readouterr().out

@@ -225,7 +225,7 @@ def test_errors_keep_their_kind_and_say_nothing_of_the_inside(client: Client) ->
     assert caught.value.allowed.startswith("one of anpd, auto, autoregressive")
 
 
-def test_health(service: Service) -> None:
+def test_the_service_says_that_it_serves(service: Service) -> None:
     with grpc.insecure_channel(service.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         wait_until(lambda: stub.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.SERVING)

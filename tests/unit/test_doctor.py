@@ -38,7 +38,7 @@ def test_a_machine_on_which_the_tests_run_is_fit(tiny_model: Path, tmp_path: Pat
     assert "Ray" in only("packages").found
 
 
-def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         doctor_checks.metadata, "requires", lambda _: ["no-such-thing>=1", "numpy>=99", "x ; extra == 'gpu'", "pyyaml>=6"]
     )
