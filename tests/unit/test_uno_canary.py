@@ -58,11 +58,10 @@ def text() -> CanaryText:
     return CanaryText(tokens=torch.randint(4, 300, (80,), generator=torch.Generator().manual_seed(3)), answer=10, states={})
 
 
-def with_files(folder: Path, text: CanaryText, mask: int | None = MASK) -> Path:
+def with_files(folder: Path, text: CanaryText) -> Path:
     """The adapter with the canary's text beside it, and its mask token."""
     save_texts([text], folder / TEXTS)
-    if mask is not None:
-        (folder / "config.json").write_text(json.dumps({"mask_token_id": mask}))
+    (folder / "config.json").write_text(json.dumps({"mask_token_id": MASK}))
     return folder
 
 
