@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from tests.servers.http_service import HttpService, http_served
 from tests.tiny_models.weight_versions import Versions, make_versions
@@ -22,6 +23,14 @@ def both_entries(tiny_model: Path) -> Iterator[HttpService]:
 def versions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Versions:
     """Two versions of a model's weights; their plain answers are made once."""
     return asyncio.run(make_versions(tiny_model, tmp_path_factory.mktemp("versions")))
+
+
+@pytest.fixture
+def admin(servers: dict[str, str]) -> Iterator[redis.Redis]:
+    """The default user of a module's Redis server, which is empty at the beginning of a test."""
+    with redis.Redis.from_url(servers["admin"]) as client:
+        client.flushall()
+        yield client
 
 
 @pytest.fixture(autouse=True)

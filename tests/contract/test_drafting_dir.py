@@ -49,7 +49,7 @@ asyncio.run(main())
 """
 
 
-def test_both_write_to_one_folder(tiny_model: Path, tmp_path: Path) -> None:
+def test_both_write_to_one_folder(tiny_model: Path) -> None:
     model = ResolvedModel(name="tiny", path=tiny_model)
     for flags, root in ((["drafting_dir=/own"], Path("/own")), ([], Path("/shared"))):
         settings = load(

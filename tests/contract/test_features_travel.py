@@ -283,9 +283,7 @@ class SlowStep(RandomDrafter):
 
 
 @BOTH
-async def test_hidden_states_behind_a_call_that_opens_a_session_anew_are_the_new_ones(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hidden_states_behind_a_call_that_opens_a_session_anew_are_the_new_ones(connect: Connect) -> None:
     drafter = SlowStep()
     async with connect(drafter) as (link, recorder), asyncio.timeout(PATIENCE_S):
         link.open(opening(0, (1,) * 4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -19,7 +18,7 @@ from tests.servers.http_service import HttpService
 from tests.servers.scripted_router import ScriptedRouter
 
 
-async def test_errors_have_anthropics_shape(tmp_path: Path) -> None:
+async def test_errors_have_anthropics_shape() -> None:
     public = PublicServerConfig(port=0, api_key_hashes=(hash_key("right"),))
     router = ScriptedRouter("hello")
     async with served(router, HttpConfig(port=0, public=public), key="wrong") as (client, server):

@@ -52,7 +52,7 @@ def content_of(events: list[dict[str, Any]], index: int = 0) -> str:
     return "".join(text for text in texts if text)
 
 
-def test_models(client: OpenAI) -> None:
+def test_models_are_listed_and_looked_up(client: OpenAI) -> None:
     (model,) = client.models.list().data
     assert model.id == "tiny" and model.object == "model" and model.owned_by == "outrider"
     assert client.models.retrieve("tiny") == model
@@ -170,7 +170,7 @@ def test_every_choice_can_be_had_alone(both_entries: HttpService) -> None:
     assert all(event["usage"] is None for event in events[:-1])
 
 
-def test_several_prompts(client: OpenAI, both_entries: HttpService) -> None:
+def test_each_prompt_has_its_choices(client: OpenAI, both_entries: HttpService) -> None:
     prompts = ["fox fox", "the dog"]
     answer = client.completions.create(model="tiny", prompt=prompts, n=2, max_tokens=8, seed=5, echo=True, extra_body=LONG)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -232,7 +232,7 @@ def test_log_probabilities_spell_the_text_exactly(both_entries: HttpService, see
     assert not any(math.isinf(value) for value in form["token_logprobs"])
 
 
-def test_stop_strings(both_entries: HttpService) -> None:
+def test_an_answer_ends_before_its_stop_string(both_entries: HttpService) -> None:
     asked = {"prompt": "fox fox fox", "temperature": 0, "max_tokens": 40, "logprobs": 0, **LONG}
     whole = post(both_entries, "/v1/completions", **asked)["choices"][0]["text"]
     middle = whole[len(whole) // 2 :][:3]
@@ -279,7 +279,9 @@ def test_predicted_answers(client: OpenAI, both_entries: HttpService) -> None:
     assert predicted.choices[0].message.content == text
     assert predicted.usage is not None and predicted.usage.completion_tokens_details is not None
     details = predicted.usage.completion_tokens_details
-    assert (details.accepted_prediction_tokens or 0) >= 0 and (details.rejected_prediction_tokens or 0) >= 0
+    accepted, rejected = details.accepted_prediction_tokens, details.rejected_prediction_tokens
+    # How many are accepted depends on the load; the others of the prediction are rejected.
+    assert accepted is not None and rejected is not None and accepted + rejected > 40
     assert plain.usage is not None and plain.usage.completion_tokens_details is None
     parts = [{"type": "text", "text": text[:10]}, {"type": "text", "text": "something else"}]
     body = {"messages": FOX, "max_tokens": 60, "temperature": 0, "prediction": {"type": "content", "content": parts}}

@@ -32,7 +32,7 @@ def test_conversations_are_rendered_as_asked(both_entries: HttpService) -> None:
     assert most["usage"]["total_tokens"] == 512
 
 
-def test_special_tokens(both_entries: HttpService) -> None:
+def test_special_tokens_are_shown_where_that_is_asked_for(both_entries: HttpService) -> None:
     asked = {"prompt": "fox", "max_tokens": 12, "temperature": 0, "logit_bias": {"1": 100}, "return_token_ids": True}
     hidden = post(both_entries, "/v1/completions", **asked)["choices"][0]
     shown = post(both_entries, "/v1/completions", skip_special_tokens=False, **asked)["choices"][0]

@@ -270,7 +270,7 @@ async def test_defaults_of_a_models_generation_config_count() -> None:
         assert router.asked[-1].sampling.max_tokens == 16
 
 
-async def test_api_keys() -> None:
+async def test_a_key_in_either_header_is_its_tenants() -> None:
     keys = ("k" * 20, "l" * 20)
     public = PublicServerConfig(api_key_hashes=tuple(map(hash_key, keys)))
     router = ScriptedRouter("a")

@@ -219,7 +219,7 @@ async def close_channel(address: str) -> None:
     await stream.aclose()
 
 
-async def test_deadlines(tiny_model: Path) -> None:
+async def test_a_call_ends_at_its_deadline_and_frees_the_verifier(tiny_model: Path) -> None:
     async with served(tiny_model) as (address, running), AsyncClient(address) as client:
         with pytest.raises(outrider.DeadlineExceeded):
             await client.generate("fox", max_tokens=500, ignore_eos=True, timeout_s=0.05)
@@ -245,7 +245,7 @@ async def test_health_and_reflection(tiny_model: Path) -> None:
             break
 
 
-async def test_models(tiny_model: Path) -> None:
+async def test_a_model_is_told_with_its_strategies(tiny_model: Path) -> None:
     async with served(tiny_model) as (address, _), AsyncClient(address) as client:
         (model,) = await client.models()
         assert model.name == "tiny"
@@ -281,7 +281,7 @@ async def test_a_models_generation_config_counts_unless_a_request_says_otherwise
         assert (await client.generate(token_ids=prompt, ignore_eos=True)).token_ids == plain.token_ids
 
 
-async def test_api_keys(tiny_model: Path) -> None:
+async def test_calls_without_the_right_key_are_refused(tiny_model: Path) -> None:
     key = "k" * 20
     config = PublicServerConfig(port=0, api_key_hashes=(hash_key(key),))
     async with served(tiny_model, config=config) as (address, _):

@@ -36,13 +36,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield urls
 
 
-@pytest.fixture
-def admin(servers: dict[str, str]) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(servers["admin"]) as client:
-        client.flushall()
-        yield client
-
-
 @asynccontextmanager
 async def stored(url: str, **bounds: Any) -> AsyncIterator[ResponsesInRedis]:
     store = ResponsesInRedis(StoredResponses(redis_url=url, **bounds))
@@ -191,7 +184,7 @@ async def test_redis_comes_back(tmp_path: Path) -> None:
                 await store.forget("one")
 
 
-def test_settings() -> None:
+def test_the_password_comes_from_the_environment_and_with_a_url() -> None:
     def bounds(*flags: str, **environ: str) -> StoredResponses:
         config = component_configs.http_config(load(flags=list(flags), environ=environ))
         assert config is not None

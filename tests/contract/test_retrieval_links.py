@@ -143,7 +143,7 @@ async def test_a_state_of_another_model_finds_nothing_and_harms_nobody(tmp_path:
                     await retriever.retrieve(broken)
 
 
-async def test_large_states_are_spread_over_messages(tmp_path: Path) -> None:
+async def test_large_states_are_spread_over_messages() -> None:
     class Silent:
         def look_up(self, queries: list[RetrievalQuery]) -> list[Retrieved]:
             return [Retrieved() for _ in queries]

@@ -163,7 +163,9 @@ def test_one_place_for_numbers(tiny_model: Path) -> None:
 # --- top ----------------------------------------------------------------------------------------------------------
 
 
-def test_top(server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_shows_what_the_service_does(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     show_top([f"{server.ops}/metrics"], interval_s=0.1, once=True)
     shown = capsys.readouterr().out
@@ -215,7 +217,7 @@ def test_top_shows_what_drafting_saved_and_cost() -> None:
     assert "requests decoded at once" not in out.getvalue()
 
 
-def test_top_adds_up_what_rays_agents_say(tmp_path: Path) -> None:
+def test_top_adds_up_what_rays_agents_say() -> None:
     def text(worker: str, count: int) -> str:
         labels = f'WorkerId="{worker}",NodeAddress="10.0.0.1",outcome="stop",code="OK"'
         usage = f'ray_outrider_kv_cache_usage_ratio{{WorkerId="{worker}"}} 0.{count}'

@@ -15,7 +15,7 @@ from tests.servers.http_service import http_served
 CLIENT = httpx2.Client(timeout=60)
 
 
-def test_several_names(tiny_model: Path) -> None:
+def test_a_model_answers_by_each_of_its_names(tiny_model: Path) -> None:
     with http_served(tiny_model, "server.served_model_name=[fox, quick]") as service:
         listed = CLIENT.get(f"{service.url}/v1/models").json()["data"]
         assert [model["id"] for model in listed] == ["fox", "quick"]

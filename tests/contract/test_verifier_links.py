@@ -230,7 +230,7 @@ async def test_what_the_steps_saved_is_what_the_answer_says(connect: Callable[..
     assert metrics([end], "none")["speculative_decoding"]["seconds_saved"] == sum(verifier.saved)
 
 
-async def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_verifier_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "DESCRIBE_S", 0.2)
     link = GrpcVerifierLink("127.0.0.1:1")
     with pytest.raises(Unavailable):

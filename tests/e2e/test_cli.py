@@ -17,6 +17,8 @@ from tests.running.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+SERVE = [str(Path(sys.executable).parent / "outrider"), "serve", "--in-process", "--model"]
+
 
 def test_generate_in_process_prints_the_promised_object(outrider_here: Command, tiny_model: Path) -> None:
     here = ["--in-process", "--model", str(tiny_model), *SMALL]
@@ -83,16 +85,7 @@ def test_generate_says_how_much_is_drafted(outrider_here: Command, tiny_model: P
 
 @pytest.mark.exhaustive
 def test_serve_then_generate_then_stop(tiny_model: Path) -> None:
-    command = [
-        str(Path(sys.executable).parent / "outrider"),
-        "serve",
-        "--in-process",
-        "--model",
-        str(tiny_model),
-        "--port",
-        "0",
-    ]
-    server = subprocess.Popen([*command, *SMALL], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([*SERVE, str(tiny_model), "--port", "0", *SMALL], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         line = server.stdout.readline()
@@ -147,17 +140,9 @@ def test_plan_and_hash_key() -> None:
 
 @pytest.mark.exhaustive
 def test_ctrl_c_while_the_model_is_loaded_ends_at_once(tiny_model: Path) -> None:
-    command = [
-        str(Path(sys.executable).parent / "outrider"),
-        "serve",
-        "--in-process",
-        "--model",
-        str(tiny_model),
-        "--port",
-        "0",
-    ]
     for number, times in ((signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 2)):
-        server = subprocess.Popen([*command, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = [*SERVE, str(tiny_model), "--port", "0", *SMALL]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert server.stderr is not None
         assert "Loading the model" in server.stderr.readline()
         for _ in range(times):
@@ -173,8 +158,8 @@ def test_ctrl_c_while_the_model_is_loaded_ends_at_once(tiny_model: Path) -> None
 def test_a_second_signal_ends_it_at_once_and_in_one_line(tiny_model: Path) -> None:
     # It would wait for ten minutes before it refuses calls.
     flags = ["--set", "server.port=0", "--set", "server.drain_delay_s=600", "--set", "verifier.budget=fixed"]
-    command = [str(Path(sys.executable).parent / "outrider"), "serve", "--in-process", "--model", str(tiny_model), *flags]
-    server = subprocess.Popen([*command, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [*SERVE, str(tiny_model), *flags, *SMALL]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert server.stdout is not None
     assert server.stderr is not None
     assert " at 127.0.0.1:" in server.stdout.readline()

@@ -225,7 +225,7 @@ def test_errors_keep_their_kind_and_say_nothing_of_the_inside(client: Client) ->
     assert caught.value.allowed.startswith("one of anpd, auto, autoregressive")
 
 
-def test_health(service: Service) -> None:
+def test_the_service_says_that_it_serves(service: Service) -> None:
     with grpc.insecure_channel(service.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         wait_until(lambda: stub.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.SERVING)
@@ -249,14 +249,11 @@ def test_the_public_port_is_on_loopback_only(service: Service) -> None:
             pass
 
 
+REPEATED: dict[str, Any] = {"token_ids": [40, 41, 42] * 12, "ignore_eos": True, "temperature": 1.0, "seed": 9}
+
+
 def test_killing_the_drafter_changes_no_token_and_it_comes_back(service: Service, client: Client) -> None:
-    options: dict[str, Any] = {
-        "token_ids": [40, 41, 42] * 12,
-        "max_tokens": 400,
-        "ignore_eos": True,
-        "temperature": 1.0,
-        "seed": 9,
-    }
+    options = {**REPEATED, "max_tokens": 400}
     expected = client.generate(strategy="autoregressive", **options)
     victim = service.ask("drafter", "process_id")
     gaps, tokens, killed_at, last = [], [], None, time.monotonic()
@@ -282,13 +279,7 @@ def test_killing_the_drafter_changes_no_token_and_it_comes_back(service: Service
 
 
 def test_killing_the_verifier_delays_the_answer_and_changes_no_token(service: Service, client: Client) -> None:
-    options: dict[str, Any] = {
-        "token_ids": [40, 41, 42] * 12,
-        "max_tokens": 300,
-        "ignore_eos": True,
-        "temperature": 1.0,
-        "seed": 9,
-    }
+    options = {**REPEATED, "max_tokens": 300}
     expected = client.generate(strategy="autoregressive", **options)
     victim = service.ask("verifier", "process_id")
     tokens: list[int] = []

@@ -236,7 +236,7 @@ def test_the_schema_is_strict_and_holds_every_setting() -> None:
         ("512Mi", 2**29),
     ],
 )
-def test_amounts(written: str, means: float) -> None:
+def test_amounts_of_kubernetes_are_numbers(written: str, means: float) -> None:
     assert amount(written) == means
 
 

@@ -47,7 +47,7 @@ def served(
 
 
 @pytest.mark.examples(15)
-def test_logits(served: tuple[TransformersTarget, list[int], torch.Tensor]) -> None:
+def test_logits_are_the_references(served: tuple[TransformersTarget, list[int], torch.Tensor]) -> None:
     target, text, reference = served
     for name in ("whole", "alone", "other"):
         assert target.open(name, 200)

@@ -193,7 +193,7 @@ def test_the_same_files_are_not_hashed(folder: Path, monkeypatch: pytest.MonkeyP
         made.beat()
 
 
-def test_files_that_change_while_they_are_read_are_refused(folder: Path, copy: Path) -> None:
+def test_files_that_change_while_they_are_read_are_refused(copy: Path) -> None:
     told = files_told(copy)
     with refuses(ConfigurationError, field=str(copy)):
         read_as_told(copy, told, lambda: os.utime(copy / LAST, ns=(1, 1)))

@@ -237,7 +237,7 @@ def test_a_model_whose_layers_cannot_be_told_apart(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_other_dtypes(tmp_path: Path, dtype: Any) -> None:
+def test_hidden_states_of_other_dtypes_are_close(tmp_path: Path, dtype: Any) -> None:
     """bfloat16 where the model computes in it; roughly the same numbers."""
     model = make(tmp_path, "llama")
     text = list(range(1, 31))

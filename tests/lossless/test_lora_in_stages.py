@@ -201,7 +201,7 @@ def test_what_may_be_adapted_is_known_of_all_layers(
 
 @pytest.mark.examples(2)
 def test_one_is_loaded_while_passes_run_and_another_takes_its_name(
-    make: Callable[..., TransformersTarget], whole: TransformersTarget, folders: dict[str, str], model: Path, tmp_path: Path
+    make: Callable[..., TransformersTarget], whole: TransformersTarget, folders: dict[str, str]
 ) -> None:
     wanted = passes(whole, *NAMES)
     split = make(2, lora_modules={"two": folders["two"]}, lora_folders=(Path(folders["one"]).parent,))

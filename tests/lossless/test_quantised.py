@@ -248,7 +248,7 @@ def test_rows_in_several_places_are_read_of_blocks(form: str, made_of: Make) -> 
     assert torch.equal(as_float(made), load_file(plain / FILE)[name][[*ranges[0], *ranges[1]]])
 
 
-def test_it_drafts(made_of: Make) -> None:
+def test_a_draft_model_of_it_has_the_plain_weights(made_of: Make) -> None:
     folder, plain = made_of("fp8_rows")
     ours, theirs = (load_draft_model(one, plain, device="cpu", dtype="float32").state_dict() for one in (folder, plain))
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())

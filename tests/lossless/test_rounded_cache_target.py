@@ -108,7 +108,7 @@ def test_ranks_and_stages_have_the_same_bits(model: Path, plain: torch.Tensor, r
         target.shutdown()
 
 
-def test_four_ranks(model: Path) -> None:
+def test_four_ranks_have_the_same_bits(model: Path) -> None:
     def of(part: ModelSlice) -> torch.Tensor:
         part.round_cache()
         return passes(part)

@@ -278,7 +278,7 @@ def test_an_adapter_reads_what_is_not_rounded(
     assert off.quantile(0.75) < 1e-5
 
 
-def test_it_drafts(float_model: Path, tmp_path: Path) -> None:
+def test_a_draft_model_rounds_its_inputs(float_model: Path, tmp_path: Path) -> None:
     folder, plain = quantise(float_model, tmp_path, ROUNDED["w8a8"])
     model = load_draft_model(folder, plain, device="cpu", dtype="float32")
     assert len(roundings_of(model)) == 14

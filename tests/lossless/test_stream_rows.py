@@ -144,9 +144,7 @@ def test_no_bit_of_another_row_changes(targets: tuple[TransformersTarget, Transf
         assert all(map(torch.equal, found, served))
 
 
-def test_a_planted_leak_is_found(
-    targets: tuple[TransformersTarget, TransformersTarget], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_leak_is_found(targets: tuple[TransformersTarget, TransformersTarget]) -> None:
     """One other row that streams are added to, in one layer."""
     target, bare = targets
     stream_rows = target.stream_rows

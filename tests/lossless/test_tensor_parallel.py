@@ -290,7 +290,7 @@ def test_other_models_are_refused_by_name(kind: tuple[Any, Any], tmp_path: Path)
         ModelSlice(config(tmp_path, 2), 0)
 
 
-def test_sizes_that_the_configuration_does_not_name_are_refused_where_they_are_cut(model: Path) -> None:
+def test_sizes_that_the_configuration_does_not_name_are_refused_where_they_are_cut() -> None:
     skeleton = nn.Module()
     skeleton.up_proj = nn.Linear(16, 30, device="meta")
     with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=4):

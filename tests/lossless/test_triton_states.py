@@ -104,9 +104,7 @@ def test_chunks_and_trees(opened: TransformersTarget, text: list[int], alone: to
     assert same_in_trees(opened, text, alone)
 
 
-def test_they_compute_what_the_cpu_does(
-    folder: Path, opened: TransformersTarget, text: list[int], alone: torch.Tensor
-) -> None:
+def test_they_compute_what_the_cpu_does(folder: Path, text: list[int], alone: torch.Tensor) -> None:
     """Up to rounding, since sums over keys run in another order."""
     plain = TransformersTarget(config_of(folder))
     plain.open("text", LENGTH)

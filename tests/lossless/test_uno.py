@@ -55,17 +55,17 @@ def targets(
         yield TransformersTarget(config_of(tiny_model, draft_adapter=adapter)), TransformersTarget(config_of(tiny_model))
 
 
-def last_pass(request_id: str = "r", *, noise: bool = True, nodes: bool = True) -> Rows:
+def last_pass(request_id: str = "r", *, noise: bool = True) -> Rows:
     """A pass over the last token of the text, drafted nodes behind it, and noise behind it."""
-    tokens, parents = (NODES, BEHIND) if nodes else ((), ())
-    at = len(tokens)
+    tokens, parents, at = [*NODES], [*BEHIND], len(NODES)
     if noise:
-        tokens, parents = (*tokens, *NOISE), (*parents, -1, *range(at, at + len(NOISE) - 1))
+        tokens += NOISE
+        parents += [-1, *range(at, at + len(NOISE) - 1)]
     return Rows(
         request_id=request_id,
         context=len(TEXT) - 1,
         tokens=(TEXT[-1], *tokens),
-        parents=parents,
+        parents=tuple(parents),
         logits=1 + len(tokens),
         noise=tuple(1 + at + row for row in range(len(NOISE))) if noise else (),
     )

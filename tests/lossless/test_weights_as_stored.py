@@ -124,7 +124,7 @@ def test_memory_is_near_the_files_and_the_plan_knows_it(unpacked: tuple[Path, Pa
     assert kept is not None and round(kept * numbers) == stored
 
 
-def test_without_kernels_blocks_are_unpacked(unpacked: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kernels_blocks_are_unpacked(unpacked: tuple[Path, Path]) -> None:
     _, folder = unpacked
     made, target = logits(folder, kernels="onednn")
     assert target.kernels.linears == "onednn"

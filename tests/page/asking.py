@@ -17,18 +17,9 @@ from services.api.messages import RouterPort
 from tests.running.patience import end_thread
 
 
-def ask(
-    page: Any,
-    message: str,
-    *,
-    strategy: str = "",
-    effort: str = "",
-    seed: str = "",
-    temperature: str = "0",
-    length: str = "48",
-) -> None:
-    """Send a message, and wait until its answer has ended and all of it is shown."""
-    send(page, message, strategy=strategy, effort=effort, seed=seed, temperature=temperature, length=length)
+def ask(page: Any, message: str, **fields: str) -> None:
+    """As ``send``; and wait until the answer has ended and all of it is shown."""
+    send(page, message, **fields)
     page.locator(".answer .under").last.wait_for()
     page.locator(".answer.busy").wait_for(state="detached")
     # What is beside the answer is drawn some time later.

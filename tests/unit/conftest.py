@@ -1,4 +1,4 @@
-"""Fixtures of the tests that train drafters. They only read what is made here.
+"""Fixtures of the tests that make or train drafters. They only read what is made here.
 
 What makes it is imported when it is needed: most tests need no model, and transformers' take seconds to import.
 """
@@ -50,3 +50,11 @@ def deep_data(deep_target: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
 
     folder = tmp_path_factory.mktemp("deep_data") / "shards"
     return folder, make_tiny_data(deep_target, folder, layers=(*INNER_LAYERS, -1))
+
+
+@pytest.fixture
+def seeded() -> None:
+    """What a test draws by torch is the same whichever tests came before it."""
+    import torch
+
+    torch.manual_seed(1)

@@ -82,6 +82,13 @@ class Admission:
         if self._looking is None:
             self._look_later()
 
+    def leave(self, request: LiveRequest) -> None:
+        """Note that nobody reads the answer any more. One that waits counts no more, however long the present step takes."""
+        request.closed = True
+        if request in self.waiting:
+            self.waiting.remove(request)
+            self._ended.append(request)
+
     def _most_wait_s(self, message: GenerationRequest) -> float | None:
         """The longest that a request may wait; None: any time."""
         return None if message.committed else self._config.max_wait_s
@@ -209,13 +216,10 @@ class Admission:
             return True
 
     def left(self) -> list[LiveRequest]:
-        """Requests to release: failed here, waiting for too long, or abandoned by their consumers and in no pass."""
+        """Requests to release: failed here, waiting for too long, or left by their consumers and in no pass."""
         self._end_late()
         ended, self._ended = self._ended, []
-        for request in [request for request in self.waiting if request.closed and not request.admitted]:
-            self.waiting.remove(request)
-        closed = [request for request in (*self.running.values(), *self.waiting) if request.closed and not request.in_pass]
-        return ended + closed
+        return ended + [request for request in self.running.values() if request.closed and not request.in_pass]
 
     def _end_late(self) -> None:
         """Refuse those that have waited for too long, the last to come first: the others' waits are shorter without it."""
@@ -274,4 +278,7 @@ class Admission:
         request.computed = request.room = 0
         del self.running[request.id]
         self._slots.given_up(request.id)
-        self.waiting.appendleft(request)
+        if request.closed:
+            self._ended.append(request)
+        else:
+            self.waiting.appendleft(request)

@@ -177,7 +177,7 @@ class DecodingLoop:
                 else:
                     raise event
         finally:
-            request.latest.closed = True
+            self._requests.leave(request.latest)
             self._wake.set()
             self._drafting.came.set()  # A wait for its drafts ends.
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from tokenizers import Tokenizer, decoders, models
 from typing_extensions import override
@@ -188,7 +189,7 @@ def test_what_a_template_is_given(tmp_path: Path) -> None:
 def test_a_template_that_trims_what_is_continued() -> None:
     messages = [{"role": "assistant", "content": "so it "}]
     assert ChatTemplate("<{{ messages[0].content | trim }}>", {}).render(messages, continue_final_message=True) == "<so it"
-    with pytest.raises(Exception, match="does not show the end"):
+    with pytest.raises(jinja2.TemplateError, match="does not show the end"):
         ChatTemplate("nothing", {}).render(messages, continue_final_message=True)
 
 

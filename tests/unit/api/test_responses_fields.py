@@ -46,7 +46,7 @@ def test_a_field_is_served_or_not() -> None:
         ("." * 5000, "." * 5000),
     ],
 )
-def test_own_names(field: str, own: str) -> None:
+def test_errors_name_the_fields_of_the_request(field: str, own: str) -> None:
     names = OwnNames()
     names.learn("messages[0]", "instructions", whole=True)
     names.learn("messages[1]", "input[0]", whole=True)

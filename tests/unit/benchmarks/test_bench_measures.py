@@ -148,7 +148,7 @@ def test_acceptance_per_position_is_the_share_of_passes_that_reach_it() -> None:
     assert measures.acceptance_per_position(answers) == [2 / 8, 1 / 8, 1 / 8]
 
 
-def test_latencies() -> None:
+def test_latencies_are_to_the_first_token_and_between_tokens() -> None:
     found = measures.latencies([answer((0.5, 1), (0.7, 2), (1.1, 1)), answer((0.3, 4))])
     assert found["ttft_median_s"] == 0.3
     # The second answer came at once: it has no latency between tokens.

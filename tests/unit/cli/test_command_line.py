@@ -106,7 +106,7 @@ def model(tiny_model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model, tmp_path / "model"))
 
 
-def test_wrong_requests_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_wrong_requests_are_refused_before_a_model_is_loaded() -> None:
     settings = load(flags=["model=none"], environ={})
     _check_request(settings, "x", {"seed": 3, "stop": "y", "strategy": "suffix"})
     with refuses(ClientInvalidArgument, field="seed", value=-1, allowed="a whole number from 0 to 18446744073709551615"):

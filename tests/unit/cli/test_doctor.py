@@ -38,7 +38,7 @@ def test_a_machine_on_which_the_tests_run_is_fit(tiny_model: Path, tmp_path: Pat
     assert "Ray" in only("packages").found
 
 
-def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         doctor_checks.metadata, "requires", lambda _: ["no-such-thing>=1", "numpy>=99", "x ; extra == 'gpu'", "pyyaml>=6"]
     )
@@ -112,7 +112,7 @@ def test_a_start_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert host.without_kernels("cpu", "auto") == ""
 
 
-def test_what_does_not_answer_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model: Path) -> None:
+def test_what_does_not_answer_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
     monkeypatch.setattr(doctor_checks, "_KERNELS", "print('2.13.0 avx2')")
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     flags = ("retrieval.redis_url=redis://127.0.0.1:1/0", "verifier.device=cuda:7", f"model={tiny_model}")

@@ -14,7 +14,7 @@ from speculation.errors import ConfigurationError
 from tests.running.refusals import refuses
 
 
-def test_precedence(tmp_path: Path) -> None:
+def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("verifier: {max_num_seqs: 2, dtype: float32, max_waiting: 3}\nmodel: from-file\n")
     environ = {"OUTRIDER_VERIFIER__DTYPE": "bfloat16", "OUTRIDER_VERIFIER__MAX_WAITING": "4", "PATH": "/bin"}
@@ -87,7 +87,7 @@ def test_the_clients_api_key_is_no_setting() -> None:
     assert load(None, (), {"OUTRIDER_API_KEY": "x"}) == load(None, (), {})
 
 
-def test_unreadable_files(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with refuses(ConfigurationError, field="missing.yaml"):
         load(tmp_path / "missing.yaml", (), {})
     broken = tmp_path / "broken.yaml"

@@ -79,7 +79,7 @@ def theirs(model: Path) -> torch.Tensor:
 @pytest.mark.parametrize(
     "first", [pytest.param(first, marks=[pytest.mark.exhaustive] if first else []) for first in range(0, FOLDERS, BATCH)]
 )
-def test_folders(first: int, tiny_model: Path, tmp_path: Path) -> None:
+def test_damaged_folders_are_refused_or_work(first: int, tiny_model: Path, tmp_path: Path) -> None:
     refused = 0
     for seed in range(first, first + BATCH):
         folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
@@ -98,7 +98,7 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("first", range(0, FILES, BATCH))
-def test_gguf_files(first: int, tiny_gguf: Path, tmp_path: Path) -> None:
+def test_damaged_gguf_files_are_refused_or_work(first: int, tiny_gguf: Path, tmp_path: Path) -> None:
     refused = 0
     for seed in range(first, first + BATCH):
         # A name of its own: what is unpacked is kept by name, size and time.

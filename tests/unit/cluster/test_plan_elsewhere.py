@@ -26,7 +26,7 @@ def offer(path: Path | str = "/nowhere", **groups: Any) -> Offer:
     return read_offer({"storage": {"path": str(path), "size": "1Gi"}, "groups": named}, "pods.yaml")
 
 
-def test_what_listens() -> None:
+def test_listeners_are_told_with_their_callers() -> None:
     flags = ["verifier.stages=2", "retrieval.index=/x", "server.http_port=0", "server.host=0.0.0.0"]
     found = {each.name: each for each in listeners(load(flags=flags, environ={}))}
     assert list(found) == ["grpc", "http", "ops", "drafts", "lookups", "stages"]

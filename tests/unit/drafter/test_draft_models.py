@@ -192,7 +192,7 @@ def test_the_device_of_draft_models(target: Path) -> None:
 
 
 def test_another_targets_head_is_found_once_the_target_is(
-    tmp_path: Path, target: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     checkpoint = made.eagle(vocab_size=1000).write(tmp_path / "head")

@@ -64,7 +64,7 @@ def test_two_of_one_kind_with_names(tmp_path: Path, target: Path, folders: dict[
     assert (known["code"].source, known["code"].tenants, known["code"].layers) == ("eagle@code", ("acme",), (-1,))
 
 
-def test_a_pass_holds_the_streams_of_one_model(target: Path, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_pass_holds_the_streams_of_one_model(target: Path, folders: dict[str, Path]) -> None:
     entries: list[dict[str, str]] = [{"folder": str(folders["streaming"]), "name": "mine"}]
     model = ResolvedModel(name="tiny", path=target)
 

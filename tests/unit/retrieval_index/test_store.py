@@ -351,7 +351,7 @@ def test_the_page_has_the_rules() -> None:
         assert f"ACL SETUSER {user} on >PASSWORD {rules(commands, 'default')}\n" in page
 
 
-def test_tls(indexes: list[Path], tmp_path: Path, connect: Connect) -> None:
+def test_an_index_travels_by_tls(indexes: list[Path], tmp_path: Path, connect: Connect) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
     for name, blob in (

@@ -306,7 +306,7 @@ async def test_one_answer_is_replayed_at_a_time_and_short_ones_never() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("no drafter"), ValueError("a fault")])
-async def test_a_replay_that_fails_teaches_nothing(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_replay_that_fails_teaches_nothing(error: Exception) -> None:
     verifier = Replaying({AUTO: 0.9, "suffix": 0.1}, error=error)
     learning = learner(verifier)
     assert {await answer(learning) for _ in range(20)} == {AUTO} and not learning.counts.everybody

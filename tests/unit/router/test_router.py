@@ -146,7 +146,7 @@ def asking(**given: object) -> ClientRequest:
     return ClientRequest(input="x", sampling=RequestedSampling(), **given)  # type: ignore[arg-type]
 
 
-def test_plans() -> None:
+def test_a_plan_is_of_the_request_then_of_the_settings() -> None:
     trained = tuple(TrainedDrafter(name=name, source=name) for name, spec in SOURCES.items() if spec.kind == "model")
     config = StrategyConfig(
         strategy="prompt_lookup", num_speculative_tokens=7, retrieval=True, semantic=True, trained=trained

@@ -38,6 +38,14 @@ def test_costs_are_linear_between_and_beyond_what_was_measured() -> None:
     assert table.seconds(Load(rows=2, requests=3, keys=100)) == pytest.approx(1.0 + 1.0 + 1.0)
 
 
+def test_loads_are_added_up() -> None:
+    two = Load(rows=2, requests=2, keys=100, row_keys=100)
+    assert two.plus(3) == Load(rows=5, requests=2, keys=100, row_keys=250)
+    assert Load(rows=0, requests=0, keys=0).plus(3) == Load(rows=3, requests=0, keys=0)
+    assert two.plus_request(7, 10) == Load(rows=9, requests=3, keys=110, row_keys=170)
+    assert two.together(Load(rows=1, requests=4, keys=5, row_keys=6)) == Load(rows=3, requests=6, keys=105, row_keys=106)
+
+
 def test_noise_that_makes_more_rows_cheaper_is_not_believed() -> None:
     assert costs({1: 2.0, 2: 1.0}).seconds(load(2)) == 2.0
     assert costs({1: 1.0}, per_request=-1.0, per_key=-1.0).seconds(Load(rows=1, requests=9, keys=9)) == 1.0
@@ -52,6 +60,14 @@ def test_a_machine_that_slows_down_changes_no_decision() -> None:
     assert table.seconds(load(16)) / table.seconds(load(1)) == pytest.approx(before, rel=0.1)
 
 
+def test_a_pass_that_was_interrupted_says_little() -> None:
+    for seconds, factor in ((1000.0, 4**0.2), (0.001, 4**-0.2)):
+        table = costs(CHEAP_ROWS)
+        table.learn(load(1), seconds)
+        assert table.seconds(load(1)) == pytest.approx(factor, rel=0.0021)
+        assert table.seconds(load(9)) == pytest.approx(1.25 * factor, rel=1e-9)
+
+
 def test_a_shape_that_was_measured_wrongly_is_corrected() -> None:
     table = costs(CHEAP_ROWS)
     for _ in range(2000):
@@ -61,14 +77,18 @@ def test_a_shape_that_was_measured_wrongly_is_corrected() -> None:
 
 
 def test_a_cost_table_survives_a_file() -> None:
-    table = costs(CHEAP_ROWS, per_request=0.5, per_key=0.01)
+    table = CostTable(by_rows=CHEAP_ROWS, per_request=0.5, per_key=0.01, per_row_key=0.001)
     again = CostTable.from_object(table.as_object())
     assert again.as_object() == table.as_object()
+    wide = Load(rows=9, requests=3, keys=100, row_keys=300)
+    assert again.seconds(wide) == table.seconds(wide) == pytest.approx(1.25 + 1.0 + 1.0 + 0.3)
     for wrong in (
         {},
         [],
         {"by_rows": {}, "per_request": 0, "per_key": 0, "per_row_key": 0},
         {"by_rows": {"1": -1}, "per_request": 0, "per_key": 0, "per_row_key": 0},
+        {"by_rows": {"0": 1}, "per_request": 0, "per_key": 0, "per_row_key": 0},
+        {"by_rows": {"1": 3600}, "per_request": 0, "per_key": 0, "per_row_key": 0},
     ):
         with pytest.raises(ValueError, match="not a cost table"):
             CostTable.from_object(wrong)

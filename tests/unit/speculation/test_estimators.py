@@ -64,12 +64,19 @@ def test_a_mean_is_plain_until_it_has_a_memory_and_then_follows() -> None:
         mean.add(5.0)
     assert mean.value == pytest.approx(5.0, abs=1e-3)
     assert (mean.successor().value, mean.successor().count) == (mean.value, 0)
+    one, other = DecayingMean(1.0, newest=0.3, prior=2.0), DecayingMean(1.0, newest=0.3, prior=2.0)
+    for value in (3.0, -4.0, 0.5, 9.0):
+        one.add(value)
+        other.include(value)
+        assert (one.value, one.count) == (other.value, other.count)
 
 
 def test_a_value_far_off_counts_as_less_far() -> None:
     mean = DecayingMean(1.0, newest=0.5)
     assert mean.add(100.0, most=2.0) == 2.0
     assert mean.value == 2.0
+    assert mean.add(-100.0, most=3.0) == -3.0
+    assert mean.value == 0.5
 
 
 def test_a_ratio_is_what_is_assumed_until_it_knows_better_and_forgets() -> None:

@@ -46,7 +46,7 @@ def test_seed_stream_and_position_all_matter(other: tuple[int, NoiseStream, int]
     assert not np.any(uniforms(5, NoiseStream.CHOICE, 9, index) == uniforms(*other, index))
 
 
-def test_distributions() -> None:
+def test_draws_are_uniform_and_gumbel() -> None:
     index = np.arange(20_000)
     assert stats.kstest(uniforms(1, NoiseStream.CHOICE, 0, index), "uniform").pvalue > 1e-3
     assert stats.kstest(gumbel(1, NoiseStream.CHOICE, 1, index), "gumbel_r").pvalue > 1e-3

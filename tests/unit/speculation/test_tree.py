@@ -1,11 +1,14 @@
 """Token trees: validation names the fault; merging and pruning keep what they promise."""
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from speculation import limits
 from speculation.errors import MalformedTree
 from speculation.tree import (
     ROOT,
@@ -32,6 +35,12 @@ def paths(tree: TokenTree) -> set[tuple[int, ...]]:
     return {tuple(tree.tokens[i] for i in path_to(tree, node)) for node in range(len(tree))}
 
 
+def proposed(ids: Sequence[int], probabilities: Sequence[float]) -> TokenTree:
+    """A tree of one node that holds 1."""
+    proposal = Proposal(token_ids=tuple(ids), probabilities=tuple(probabilities))
+    return TokenTree(tokens=(1,), parents=(-1,), sources=("a",), proposals=(proposal,))
+
+
 GOOD = TokenTree(tokens=(1, 2, 3), parents=(-1, 0, 0), sources=("a", "a", "a"))
 
 
@@ -41,6 +50,7 @@ GOOD = TokenTree(tokens=(1, 2, 3), parents=(-1, 0, 0), sources=("a", "a", "a"))
         ("tree.tokens", TokenTree(tokens=(1,) * 9, parents=tuple(range(-1, 8)), sources=("a",) * 9)),
         ("tree.tokens[1]", TokenTree(tokens=(1, 99), parents=(-1, 0), sources=("a", "a"))),
         ("tree.tokens[0]", TokenTree(tokens=(-1,), parents=(-1,), sources=("a",))),
+        ("tree.tokens[0]", TokenTree(tokens=(8,), parents=(-1,), sources=("a",))),
         ("tree.parents", TokenTree(tokens=(1, 2), parents=(-1,), sources=("a", "a"))),
         ("tree.parents[1]", TokenTree(tokens=(1, 2), parents=(-1, 1), sources=("a", "a"))),
         ("tree.parents[0]", TokenTree(tokens=(1, 2), parents=(1, 0), sources=("a", "a"))),
@@ -51,24 +61,14 @@ GOOD = TokenTree(tokens=(1, 2, 3), parents=(-1, 0, 0), sources=("a", "a", "a"))
         ("tree.probes", TokenTree(tokens=(1,), parents=(-1,), sources=("a",), probes=(1,))),
         ("tree.probes", TokenTree(tokens=(1,), parents=(-1,), sources=("a",), probes=(0, 0))),
         ("tree.parents[1]", TokenTree(tokens=(1, 2), parents=(-1, 0), sources=("a", "a"), probes=(0,))),
-        (
-            "tree.proposals[0]",
-            TokenTree(
-                tokens=(1,),
-                parents=(-1,),
-                sources=("a",),
-                proposals=(Proposal(token_ids=(2,), probabilities=(1.0,)),),
-            ),
-        ),
-        (
-            "tree.proposals[0]",
-            TokenTree(
-                tokens=(1,),
-                parents=(-1,),
-                sources=("a",),
-                proposals=(Proposal(token_ids=(1, 2), probabilities=(1.5, -0.5)),),
-            ),
-        ),
+        ("tree.proposals[0]", proposed((2,), (1.0,))),
+        ("tree.proposals[0]", proposed((1, 2), (0.0, 1.0))),
+        ("tree.proposals[0]", proposed((1, 2), (1.5, -0.5))),
+        ("tree.proposals[0]", proposed((1, 2), (0.5, 0.49))),
+        ("tree.proposals[0]", proposed((1, 2), (1.0,))),
+        ("tree.proposals[0]", proposed((1, 1), (0.5, 0.5))),
+        ("tree.proposals[0]", proposed((1, 8), (0.5, 0.5))),
+        ("tree.proposals[0]", proposed((1, -1), (0.5, 0.5))),
     ],
 )
 def test_malformed_trees_are_named(field: str, tree: TokenTree) -> None:
@@ -80,6 +80,11 @@ def test_malformed_trees_are_named(field: str, tree: TokenTree) -> None:
 def test_a_good_tree_is_fine() -> None:
     validate(GOOD, vocab_size=8, max_nodes=3)
     validate(GOOD, vocab_size=8, max_nodes=3, sources={"a", "b"})
+    validate(proposed((1, 2, 0), (0.5, 0.4995, 0.0)), vocab_size=8, max_nodes=3)
+    most = limits.MAX_PROPOSAL
+    validate(proposed(range(most), [1 / most] * most), vocab_size=most, max_nodes=3)
+    with pytest.raises(MalformedTree):
+        validate(proposed(range(most + 1), [1 / (most + 1)] * (most + 1)), vocab_size=most + 1, max_nodes=3)
 
 
 def test_nobody_drafts_who_was_not_asked() -> None:
@@ -163,6 +168,10 @@ def test_prune_takes_the_best() -> None:
     tree = TokenTree(tokens=(1, 2, 3, 4), parents=(-1, -1, 0, 1), sources=("a",) * 4, scores=(0.5, 0.9, 0.4, 0.8))
     assert prune(tree, 2, 9).tokens == (2, 4)
     assert prune(tree, 2, 1).tokens == (1, 2)
+    assert prune(tree, 2, 9, values=(0.5, 0.1, 0.4, 0.8)).tokens == (1, 3)
+    # Of equals, the earliest; without scores all are equal.
+    assert prune(chain([1, 2, 3], "a"), 2, 9).tokens == (1, 2)
+    assert prune(replace(tree, scores=(0.5,) * 4), 3, 9).tokens == (1, 2, 3)
 
 
 def test_sampled_trees_are_not_pruned() -> None:
@@ -190,6 +199,14 @@ def test_descending_leaves_what_hangs_below() -> None:
     assert len(descend(tree, [2])) == 0  # type: ignore[arg-type]
     probing = TokenTree(tokens=(1, 2, 3), parents=(-1, 0, 0), sources=("a",) * 3, probes=(2,))
     assert descend(probing, [1]).tokens == (2,)  # type: ignore[union-attr]
+    # What claims more than the path before it, or than nothing, is no chance.
+    for scores, left_over in (((0.2, 0.4), 1.0), ((0.0, 0.4), 0.0)):
+        assert descend(chain([1, 2], "a", scores), [1]).scores == (left_over,)  # type: ignore[union-attr]
+
+
+def test_claims_are_chances() -> None:
+    assert claims(chain([1, 2, 3], "a", [1.5, 0.5, -0.5])) == [1.0, 0.5, 0.0]
+    assert claims(replace(GOOD, parents=(-1, 0, 1))) == [0.5, 0.25, 0.125]
 
 
 def test_a_tree_goes_on_where_something_is_left_of_it() -> None:

@@ -43,7 +43,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_splits(data: Path) -> None:
+def test_shards_are_of_their_split(data: Path) -> None:
     assert [s.tokens[0] for s in read_shards(data, "train")] == [90, 92]
     assert [s.tokens[0] for s in read_shards(data, "validation")] == [93, 94]
     whole = read_shards(data)

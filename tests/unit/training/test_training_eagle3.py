@@ -20,7 +20,6 @@ from speculation.errors import ConfigurationError
 from tests.running.refusals import refuses
 from tests.trainings.recipe_runs import exported, smoke_run
 from tests.trainings.training_data import make_tiny_data, open_tiny
-from training.batches import head_rows
 from training.data_manifest import DataManifest
 from training.open_run import OpenedModel
 from training.recipe import load_recipe
@@ -51,8 +50,6 @@ def test_what_is_learnt_is_what_is_drafted(deep_target: Path, deep_data: tuple[P
     sequence = next(iter(read_shards(deep_data[0], "train", layers=model.columns.layers)))
     tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
     states = torch.from_numpy(sequence.states.astype(np.float32))[:, model.columns.read]
-    rows = head_rows([sequence], 2048, torch.device("cpu"))
-    assert rows is not None
     with torch.no_grad():
         learnt = list(model.learner.predict([sequence], 3))
         for at in (sequence.prompt_length - 1, 20, 30):

@@ -125,7 +125,7 @@ async def test_prompts_that_are_too_long_are_left_out(model: Path, files: list[P
         await make(tmp_path / "none", model, [long], replace(OPTIONS, max_prompt_tokens=300, max_new_tokens=500))
 
 
-async def test_conversations_that_the_template_refuses_are_named(model: Path, files: list[Path], tmp_path: Path) -> None:
+async def test_conversations_that_the_template_refuses_are_named(model: Path, tmp_path: Path) -> None:
     wizard = write(tmp_path, '{"messages": [{"role": "wizard", "content": "a"}, {"role": "user", "content": "b"}]}')
     with refuses(ConfigurationError, field="asked.jsonl:1"):
         await make(tmp_path / "data", model, [wizard])

@@ -210,7 +210,7 @@ def test_another_recipe_target_or_vocabulary_is_refused(
         Trainer(opened.learner, read_shards(data[0], "train"), recipe, tmp_path, fresh_state(opened), lambda: 0.0)
 
 
-def test_data_that_grow_are_read_from_the_next_epoch_on(trainer: Callable[..., Trainer], tmp_path: Path) -> None:
+def test_data_that_grow_are_read_from_the_next_epoch_on() -> None:
     from training.batches import Place, next_batch
 
     recipe = load_recipe("fspad", batch_rows=20)

@@ -211,7 +211,7 @@ def test_other_layers_are_refused(
 
 
 def test_weights_that_would_be_lost_are_refused(
-    open_model: Callable[..., OpenedModel], exported: Callable[[str], Path], target: Path, tmp_path: Path
+    open_model: Callable[..., OpenedModel], target: Path, tmp_path: Path
 ) -> None:
     both = {"layers": [0, 1]}
     trained_both = open_model("draft_model", **both)

@@ -84,7 +84,7 @@ def test_unusable_logits_are_an_error(temperature: float, bad: float) -> None:
         choose(torch.full((4,), bad), SamplingParams(temperature=temperature), 0, 0)
 
 
-def test_log_probabilities() -> None:
+def test_log_probabilities_are_of_the_logits_as_they_are() -> None:
     entry = log_probabilities(LOGITS, 2, 3)
     reference = torch.log_softmax(LOGITS, -1)
     assert entry.logprob == pytest.approx(float(reference[2]))

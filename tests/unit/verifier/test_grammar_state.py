@@ -115,7 +115,7 @@ def test_any_tree_in_any_order_gives_what_fresh_matchers_say(tokenizer: LLTokeni
 
 
 def check_fitted(tree: TokenTree, fitted: TokenTree, tokenizer: LLTokenizer, kind: str, committed: list[int]) -> None:
-    """Kept is what is allowed, and nothing else; added is what is certain to spell what is demanded."""
+    """Kept is what is allowed, with its probes, and nothing else; added is what is certain to spell what is demanded."""
 
     def paths(of: TokenTree, *, added: bool) -> set[tuple[int, ...]]:
         return {
@@ -129,8 +129,8 @@ def check_fitted(tree: TokenTree, fitted: TokenTree, tokenizer: LLTokenizer, kin
     assert kept | (new & right) == right
     for path in new:
         assert dense(tokenizer, kind, [*committed, *path]) is not None
-    fitted_probes = {fitted.tokens[node] for node in fitted.probes}
-    assert fitted_probes <= {tree.tokens[node] for node in tree.probes}
+    probes, kept_probes = ({tuple(of.tokens[at] for at in path_to(of, node)) for node in of.probes} for of in (tree, fitted))
+    assert kept_probes == {path for path in probes if path[:-1] in right | {()}}
 
 
 def test_what_is_demanded_is_drafted_below_every_node() -> None:

@@ -119,7 +119,7 @@ def test_weights_that_are_no_numbers(tiny_model: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_norm_that_is_applied_twice_in_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int) -> None:
+def test_a_norm_that_is_applied_twice_in_stages(tmp_path: Path, stage: int) -> None:
     torch.manual_seed(0)
     NanoChatForCausalLM(NanoChatConfig(**SIZES, num_key_value_heads=2)).save_pretrained(tmp_path)
     part = ModelSlice(config_of(tmp_path, stages=2), stage)

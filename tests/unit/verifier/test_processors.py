@@ -55,7 +55,7 @@ def test_presence_and_frequency_count_the_answer_only() -> None:
     assert torch.allclose(changed, expected, atol=1e-6)
 
 
-def test_logit_bias() -> None:
+def test_a_bias_is_added_to_its_tokens_alone() -> None:
     changed = process(logit_bias={5: 10.0, 6: -100.0}) - ROW
     assert changed[5] == 10 and changed[6] == -100 and changed.count_nonzero() == 2
 

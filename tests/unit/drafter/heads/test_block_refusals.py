@@ -15,7 +15,7 @@ from speculation import limits
 from speculation.errors import ConfigurationError
 from tests.running.refusals import refuses
 from tests.tiny_models import block_checkpoints as made
-from tests.tiny_models.block_checkpoints import DEPTH
+from tests.tiny_models.block_checkpoints import DEPTH, KERNEL, RANK, STATE
 from tests.tiny_models.head_checkpoints import HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers, tensor
 from tests.tiny_models.tiny import make_tiny_model
 
@@ -70,6 +70,30 @@ def nested(**fields: Any) -> Callable[[HeadCheckpoint], object]:
         (made.dflash, tensor("layers.1.mlp.up_proj.weight", None), "the tensor layers.1.mlp.up_proj.weight"),
         (made.dflash, tensor("mask_embedding", numbers(4, 4)), "the tensor mask_embedding"),
         (made.dflash, tensor("norm.weight", numbers(4)), "the tensor norm.weight"),
+        (made.domino, nested(gru_hidden_dim=STATE + 1), "gru_hidden_dim"),
+        (made.domino, nested(emb_dim=RANK + 1), "emb_dim"),
+        (made.domino, nested(pure_draft_prefix_len=-1), "pure_draft_prefix_len"),
+        (made.domino, tensor("embed_proj.2.weight", None), "the tensor embed_proj.2.weight"),
+        (made.dflash2, nested(selector_rank=RANK + 1), "selector_rank"),
+        (made.dflash2, nested(selector_top_k=None), "selector_top_k"),
+        (made.dflash2, nested(conv_kernel_size=KERNEL + 1), "conv_kernel_size"),
+        (made.dflash2, nested(conv_group_size=7), "conv_group_size"),
+        (made.dflash2, nested(conv_group_size=32), "the tensor layers.0.attention_conv.kernel_projection.weight"),
+        (made.dflash2, nested(draft_vocab_size=48), "draft_vocab_size"),
+        (made.dflash2, tensor("layers.1.mlp_conv.base_kernel", None), "the tensor layers.1.mlp_conv.base_kernel"),
+        (
+            made.dflash2,
+            tensor("layers.1.attention_conv.base_kernel", numbers(2, KERNEL, HIDDEN + 1)),
+            "the tensor layers.1.attention_conv.base_kernel",
+        ),
+        (made.dspark, config(markov_rank=8), "markov_rank"),
+        (made.dspark, config(markov_head_type="rnn"), "markov_head_type"),
+        (made.dspark, config(enable_confidence_head=False), "enable_confidence_head"),
+        (made.dspark, config(confidence_head_with_markov=False), "the tensor confidence_head.proj.weight"),
+        (made.dspark, config(target_layer_ids=[-1, 3, 6]), "target_layer_ids"),
+        (made.dspark, tensor("markov_head.markov_w2.weight", numbers(4, RANK)), "the tensor markov_head.markov_w2.weight"),
+        (made.dspark, tensor("markov_head.gate_proj.weight", numbers(RANK, RANK + HIDDEN)), "markov_head_type"),
+        (made.dspark, tensor("confidence_head.proj.bias", None), "the tensor confidence_head.proj.bias"),
     ],
 )
 def test_what_it_cannot_serve_is_refused_by_name(

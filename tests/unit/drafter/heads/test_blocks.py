@@ -34,6 +34,8 @@ from tests.tiny_models.head_checkpoints import HIDDEN, LAYERS, HeadCheckpoint
 from tests.tiny_models.tiny import make_tiny_model
 from training.convert_pickles import convert
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 TEXT = (17, 5, 40, 41, 8, 9, 250)
 WIDTH = len(READ) * HIDDEN
 
@@ -41,11 +43,6 @@ WIDTH = len(READ) * HIDDEN
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("target"), num_hidden_layers=LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(1)
 
 
 def state(position: int) -> torch.Tensor:

@@ -57,7 +57,7 @@ def damaged_all(own: Path, room: Path, first: int, read: Callable[[Path], object
     "first", [pytest.param(at, marks=[pytest.mark.exhaustive] * (at > 0)) for at in range(0, 8 * BATCH, BATCH)]
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafters(kind: str, first: int, tiny_model: Path, tmp_path: Path) -> None:
+def test_damaged_drafters_are_refused_or_work(kind: str, first: int, tiny_model: Path, tmp_path: Path) -> None:
     own, source = _weights_of(kind, tiny_model)
 
     def read(folder: Path) -> None:
@@ -82,7 +82,7 @@ def _weights_of(kind: str, target: Path) -> tuple[Path, str]:
 @pytest.mark.parametrize(
     "first", [pytest.param(at, marks=[pytest.mark.exhaustive] * (at > 0)) for at in range(0, 8 * BATCH, BATCH)]
 )
-def test_adapters(first: int, tiny_model: Path, tmp_path: Path) -> None:
+def test_damaged_adapters_are_refused_or_work(first: int, tiny_model: Path, tmp_path: Path) -> None:
     own = make_adapter(tmp_path / "own", tiny_model, targets=WITH_ENDS)
     target = TransformersTarget(
         TargetConfig(model_path=str(tiny_model), kv_cache_tokens=512, threads=1, lora_folders=(tmp_path,))

@@ -12,25 +12,20 @@ from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.files.target_rows import read_target_rows
 from services.drafter.sources.interfaces import DraftWanted
-from speculation.errors import ConfigurationError
 from speculation.tree import depths
-from tests.running.refusals import refuses
 from tests.tiny_models import block_checkpoints as made
-from tests.tiny_models.block_checkpoints import BLOCK, CANDIDATES, KERNEL, MASK, RANK, guesses
-from tests.tiny_models.head_checkpoints import HIDDEN, LAYERS, numbers
+from tests.tiny_models.block_checkpoints import BLOCK, CANDIDATES, MASK, guesses
+from tests.tiny_models.head_checkpoints import LAYERS
 from tests.tiny_models.tiny import make_tiny_model
 from tests.unit.drafter.heads.test_blocks import TEXT, drafted, known, opening, source, state
 from tests.unit.drafter.heads.test_dspark import is_conditional
+
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("target"), num_hidden_layers=LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(1)
 
 
 def test_a_draft_is_the_tree_of_its_formulas(tmp_path: Path, target: Path) -> None:
@@ -78,34 +73,3 @@ def test_blocks_of_several_sessions_do_not_join(tmp_path: Path, target: Path) ->
         alone = drafted(own, known(range(len(text) - 1)), text, nodes=20)
         assert tree is not None and (tree.tokens, tree.parents) == (alone.tokens, alone.parents)
         assert tree.scores == pytest.approx(alone.scores, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"selector_rank": RANK + 1}, "selector_rank"),
-        ({"selector_top_k": None}, "selector_top_k"),
-        ({"conv_kernel_size": KERNEL + 1}, "conv_kernel_size"),
-        ({"conv_group_size": 7}, "conv_group_size"),
-        ({"conv_group_size": 32}, "the tensor layers.0.attention_conv.kernel_projection.weight"),
-        ({"draft_vocab_size": 48}, "draft_vocab_size"),
-    ],
-)
-def test_what_it_cannot_serve_is_refused_by_name(
-    tmp_path: Path, target: Path, change: dict[str, object], field: str
-) -> None:
-    folder = made.dflash2(**change).write(tmp_path)
-    for read in (load_blocks, inspect):
-        with refuses(ConfigurationError, field=field):
-            read(folder, target)
-
-
-def test_each_layer_must_have_both_convolutions(tmp_path: Path, target: Path) -> None:
-    checkpoint = made.dflash2()
-    del checkpoint.tensors["layers.1.mlp_conv.base_kernel"]
-    with refuses(ConfigurationError, field="the tensor layers.1.mlp_conv.base_kernel"):
-        load_blocks(checkpoint.write(tmp_path), target)
-    checkpoint = made.dflash2()
-    checkpoint.tensors["layers.1.attention_conv.base_kernel"] = numbers(2, KERNEL, HIDDEN + 1)
-    with refuses(ConfigurationError, field="the tensor layers.1.attention_conv.base_kernel"):
-        load_blocks(checkpoint.write(tmp_path / "wide"), target)

@@ -17,25 +17,20 @@ from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.files.target_rows import read_target_rows
 from services.drafter.heads.levels import LevelForm
 from services.drafter.sources.interfaces import DraftWanted
-from speculation.errors import ConfigurationError
 from speculation.tree import depths, path_to
 from speculation.types import TokenTree
-from tests.running.refusals import refuses
 from tests.tiny_models import block_checkpoints as made
 from tests.tiny_models.block_checkpoints import BLOCK, MASK, RANK, Formula, guesses
-from tests.tiny_models.head_checkpoints import HIDDEN, LAYERS, HeadCheckpoint, numbers
+from tests.tiny_models.head_checkpoints import LAYERS, HeadCheckpoint
 from tests.tiny_models.tiny import make_tiny_model
 from tests.unit.drafter.heads.test_blocks import TEXT, drafted, known, opening, source, state
+
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("target"), num_hidden_layers=LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(1)
 
 
 # Of a path of tokens behind the last committed one: the log-probabilities of the next token, and how sure that row is.
@@ -191,40 +186,6 @@ def test_levels_that_nobody_asks_for_are_not_computed(
     assert rows == [2 + (not drafter.config.from_anchor) if causal else BLOCK, BLOCK]
     assert (short.tokens, short.parents) == (whole.tokens, whole.parents) and max(depths(short)) == 2
     assert short.scores == pytest.approx(whole.scores, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"markov_rank": 8}, "markov_rank"),
-        ({"markov_head_type": "rnn"}, "markov_head_type"),
-        ({"enable_confidence_head": False}, "enable_confidence_head"),
-        ({"confidence_head_with_markov": False}, "the tensor confidence_head.proj.weight"),
-        ({"target_layer_ids": [-1, 3, 6]}, "target_layer_ids"),
-    ],
-)
-def test_what_it_cannot_serve_is_refused_by_name(
-    tmp_path: Path, target: Path, change: dict[str, object], field: str
-) -> None:
-    folder = made.dspark(**change).write(tmp_path)
-    for read in (load_blocks, inspect):
-        with refuses(ConfigurationError, field=field):
-            read(folder, target)
-
-
-def test_tensors_of_the_heads_are_checked(tmp_path: Path, target: Path) -> None:
-    for name, value, field in (
-        ("markov_head.markov_w2.weight", numbers(4, RANK), "the tensor markov_head.markov_w2.weight"),
-        ("markov_head.gate_proj.weight", numbers(RANK, RANK + HIDDEN), "markov_head_type"),
-        ("confidence_head.proj.bias", None, "the tensor confidence_head.proj.bias"),
-    ):
-        checkpoint = made.dspark()
-        if value is None:
-            del checkpoint.tensors[name]
-        else:
-            checkpoint.tensors[name] = value
-        with refuses(ConfigurationError, field=field):
-            load_blocks(checkpoint.write(tmp_path / name), target)
 
 
 def test_flags_of_other_engines_say_the_same(tmp_path: Path, target: Path) -> None:

@@ -24,6 +24,8 @@ from tests.tiny_models.head_checkpoints import DRAFTED, HIDDEN, LAYERS, VOCABULA
 from tests.tiny_models.tiny import make_tiny_model
 from training.head_writing import save_head
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 ROWS = 6
 Outputs = tuple[torch.Tensor, torch.Tensor]
 
@@ -31,11 +33,6 @@ Outputs = tuple[torch.Tensor, torch.Tensor]
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("target"), num_hidden_layers=LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(1)
 
 
 def run(head: FeatureHead, tokens: torch.Tensor, states: torch.Tensor) -> HeadOutput:

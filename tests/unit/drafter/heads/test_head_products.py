@@ -34,6 +34,8 @@ from tests.tiny_models.mtp_layers import alone
 from tests.tiny_models.tiny import make_tiny_model
 from tests.tiny_models.trained_heads import make_head, make_medusa, make_streams
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 TEXT = (17, 5, 40, 41, 8, 9, 250)
 NODES = 12
 # Makes a checkpoint for a target in a folder.
@@ -67,11 +69,6 @@ KINDS: dict[str, tuple[str, Write]] = {
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("target"), num_hidden_layers=LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(1)
 
 
 @pytest.mark.parametrize("inputs", [64, 40])

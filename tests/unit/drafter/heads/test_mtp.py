@@ -20,13 +20,10 @@ from tests.tiny_models import mtp_layers as made
 from tests.tiny_models.head_checkpoints import HIDDEN, VOCABULARY
 from tests.tiny_models.mtp_layers import LAYOUTS, Tensors
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 ROWS = 6
 Outputs = tuple[torch.Tensor, torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(1)
 
 
 def far(

@@ -27,6 +27,8 @@ from tests.tiny_models import head_checkpoints as made
 from tests.tiny_models.head_checkpoints import HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint
 from tests.tiny_models.tiny import make_tiny_model
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 TEXT = (17, 5, 40, 41, 8, 9, 250)
 WIDTH, LEVELS, MASK = 3 * HIDDEN, 4, 300
 
@@ -34,11 +36,6 @@ WIDTH, LEVELS, MASK = 3 * HIDDEN, 4, 300
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("target"), num_hidden_layers=LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(1)
 
 
 def state(position: int) -> torch.Tensor:

@@ -23,13 +23,10 @@ from tests.tiny_models import mtp_layers as made
 from tests.tiny_models.head_checkpoints import HIDDEN
 from tests.tiny_models.mtp_layers import Tensors
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 COUNT = 3
 STATES = replace(EAGLE, target_hidden_size=HIDDEN)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(1)
 
 
 def layers() -> list[Tensors]:

@@ -58,11 +58,10 @@ def text() -> CanaryText:
     return CanaryText(tokens=torch.randint(4, 300, (80,), generator=torch.Generator().manual_seed(3)), answer=10, states={})
 
 
-def with_files(folder: Path, text: CanaryText, mask: int | None = MASK) -> Path:
+def with_files(folder: Path, text: CanaryText) -> Path:
     """The adapter with the canary's text beside it, and its mask token."""
     save_texts([text], folder / TEXTS)
-    if mask is not None:
-        (folder / "config.json").write_text(json.dumps({"mask_token_id": mask}))
+    (folder / "config.json").write_text(json.dumps({"mask_token_id": MASK}))
     return folder
 
 
@@ -98,7 +97,7 @@ def test_guesses_are_what_the_formulas_say(target: Path, good: Path, text: Canar
             assert guessed[place].tolist() == said.argmax(-1).tolist()
 
 
-def test_a_good_adapter_passes_and_nothing_is_left(target: Path, good: Path, text: CanaryText) -> None:
+def test_a_good_adapter_passes_and_nothing_is_left(target: Path, good: Path) -> None:
     found = tried(good, target)
     assert found is not None and found.guesses == 70
     assert found.first > 0.9 and found.second > 0.9 and found.likely_fault is None

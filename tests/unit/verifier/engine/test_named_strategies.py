@@ -224,7 +224,7 @@ def test_without_a_share_nothing_is_added() -> None:
     assert mixed.took["plain"] <= 1.02 * plain.took["plain"]
 
 
-def test_the_account() -> None:
+def test_named_requests_wait_for_what_passes_earn() -> None:
     share = NamedShare(0.1)
     assert share.left_s == 0.0
     for _ in range(10):

@@ -143,7 +143,7 @@ def test_others_that_attend_are_refused() -> None:
         PassLayouts(pool_of(SMALL_CALLS, rounded=False), None, None).round_rows(64)
 
 
-def test_bytes(kernels: Library) -> None:
+def test_every_byte_is_read_as_its_number(kernels: Library) -> None:
     """Every byte that is a number, by rows that have it."""
     call: Any = Call(entry=0, heads=2, kv_heads=2, key_size=256, value_size=256, scale=1.0)
     numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(448.0)
