@@ -215,7 +215,7 @@ def page(
         list[Path] | None, typer.Argument(help="Folders of outrider paper's results, one for each paper.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The page; its plots come into the folder plots/papers beside it.")] = Path(
-        "docs/papers.md"
+        "papers.md"
     ),
 ) -> None:
     """Make one page of the results so far: a section for each paper, with the paper's own figures in the last column."""
