@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from cluster.settings.placement import Section
+from services.patterns import DRIVER, QUANTITY
 from services.wrong_values import allowed
 from services.yaml_text import read_documents, read_yaml
 from speculation.errors import ConfigurationError
@@ -28,7 +29,7 @@ def amount(quantity: str) -> float:
     return float(number) * _FACTORS[quantity[len(number) :]]
 
 
-_Quantity = Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?$")
+_Quantity = Field(pattern=QUANTITY)
 
 
 class GroupOffer(Section):
@@ -39,15 +40,15 @@ class GroupOffer(Section):
     memory: str = _Quantity
     shared_memory: str = _Quantity
     gpus: int = Field(0, ge=0, description="of each pod")
-    gpu_memory: str | None = Field(None, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?$", description="of each GPU")
-    gpu_driver: str | None = Field(None, pattern=r"^[0-9]{3}(\.[0-9]+){0,2}$", description="NVIDIA's, on the nodes")
+    gpu_memory: str | None = Field(None, pattern=QUANTITY, description="of each GPU")
+    gpu_driver: str | None = Field(None, pattern=DRIVER, description="NVIDIA's, on the nodes")
 
 
 class StorageOffer(Section):
     """The volume that all pods share."""
 
     path: Path
-    size: str | None = Field(None, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?$", description="None: not known")
+    size: str | None = Field(None, pattern=QUANTITY, description="None: not known")
 
 
 class GroupOffers(Section):
