@@ -11,7 +11,7 @@ from cluster.settings.placement import Section
 from services.patterns import DRIVER, QUANTITY
 from services.wrong_values import allowed
 from services.yaml_text import read_documents, read_yaml
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, quoted
 
 _FACTORS = {
     "": 1.0,
@@ -86,7 +86,7 @@ def read_offer(content: Any, where: str) -> Offer:
             "" if wanted else first["msg"],
             place=where,
             field=field or "content",
-            value="unset" if first["type"] == "missing" else f"{first['input']!r}",
+            value="unset" if first["type"] == "missing" else quoted(first["input"]),
             allowed=wanted,
         ) from error
 
