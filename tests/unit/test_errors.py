@@ -11,6 +11,7 @@ import pytest
 from services.statuses import STATUS, status_of
 from speculation import errors
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, ResourceExhausted, quoted, spelled
+from speculation.types import SamplingParams
 
 
 def subclasses(cls: type) -> set[type]:
@@ -56,6 +57,19 @@ def test_messages_name_field_value_and_limit() -> None:
     assert str(InvalidArgument("top_p", 2, "from 0 to 1")) == "top_p is 2: must be from 0 to 1"
     assert len(InvalidArgument("prompt", "x" * 1000, "short").value) == 80
     assert ResourceExhausted("full", 2.5).retry_after_s == 2.5
+
+
+def test_a_number_that_may_have_decimals_is_no_whole_one() -> None:
+    for given, allowed in (
+        ({"temperature": -1}, "a finite number from 0.001 to 100, or 0"),
+        ({"top_p": 2}, "a finite number above 0, at most 1"),
+        ({"presence_penalty": 3}, "a finite number from -2 to 2"),
+        ({"top_k": -1}, "a whole number from 0 to 4294967295"),
+        ({"seed": -1}, "a whole number from 0 to 18446744073709551615"),
+    ):
+        with pytest.raises(InvalidArgument) as caught:
+            SamplingParams(**given)
+        assert caught.value.allowed == allowed
 
 
 def test_values_are_spelled_as_requests_and_files_have_them() -> None:
