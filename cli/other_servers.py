@@ -205,7 +205,7 @@ def refuse_flags_of_others(command: str, args: Sequence[str], takes: Mapping[str
         raise ConfigurationError(
             f"{', '.join(foreign)} {'is' if len(foreign) == 1 else 'are'} said otherwise here: {command} {shlex.join(said)}"
             + "".join(f"; {reason}" for reason in reasons)
-            + " (docs/tutorials/from-vllm.md, from-sglang.md)",
+            + " (docs/tutorials/from-vllm-or-sglang.md)",
             about=foreign[0],
         )
 

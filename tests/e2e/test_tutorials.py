@@ -91,14 +91,15 @@ def test_the_tutorial_of_a_drafter_runs(workplace: Path, outrider_here: Command)
     assert done == list(smaller)
 
 
-@pytest.mark.parametrize("server", ["vllm", "sglang"])
-def test_what_users_of_other_servers_are_told_exists(workplace: Path, outrider_here: Command, server: str) -> None:
+def test_what_users_of_other_servers_are_told_exists(workplace: Path, outrider_here: Command) -> None:
     """The command that takes the place of theirs would start, and every setting of the table is one."""
-    page = (TUTORIALS / f"from-{server}.md").read_text()
-    (words,) = (each for each in documented_commands(TUTORIALS / f"from-{server}.md") if each[0] == "serve")
-    assert words[:3] == ["serve", "--model", "Qwen/Qwen3-0.6B"]
-    finished = outrider_here("plan", "--model", "./my-model", *words[3:])
-    assert finished.returncode == 0, finished.stderr
-    named = set(re.findall(r"`([a-z_]+\.[a-z_]+)`", page))
+    page = TUTORIALS / "from-vllm-or-sglang.md"
+    commands = [each for each in documented_commands(page) if each[0] == "serve"]
+    assert len(commands) == 2
+    for words in commands:
+        assert words[:3] == ["serve", "--model", "Qwen/Qwen3-0.6B"]
+        finished = outrider_here("plan", "--model", "./my-model", *words[3:])
+        assert finished.returncode == 0, finished.stderr
+    named = set(re.findall(r"`([a-z_]+\.[a-z_]+)`", page.read_text()))
     known = set(re.findall(r"^\| `([a-z_.]+)` ", (TUTORIALS.parent / "configuration.md").read_text(), re.MULTILINE))
     assert len(named) > 12 and named - known == set()
