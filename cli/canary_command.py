@@ -33,7 +33,9 @@ def canary(
     folder: Annotated[
         Path, typer.Argument(help="Folder of a head, streams or Uno's adapter: its configuration and safetensors.")
     ],
-    model: Annotated[str | None, typer.Option(help="The head's target. Default: the built-in one.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The head's target. Default: the one in its training.json, or the built-in one.")
+    ] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="A .jsonl file as for outrider train data. Default: two questions of our own.")
     ] = None,
@@ -50,6 +52,7 @@ def canary(
     from services.api.messages import ChatMessage
     from services.drafter.heads.canary.texts import TEXTS, layers_to_record, record_texts, save_texts
     from services.drafter.heads.files.target_rows import read_target_shape
+    from services.drafter.heads.files.target_shape import recorded_target
     from services.model_files.folder import reading
     from services.router.tokens import Tokens
     from training.prompt_files import read_prompts
@@ -57,7 +60,7 @@ def canary(
     asked: list[tuple[ChatMessage, ...]] = [(ChatMessage(role="user", content=each),) for each in _QUESTIONS]
     if prompts is not None:
         asked = [each.messages for each in read_prompts([prompts])]
-    loaded = settings_of(None, None, model=model)
+    loaded = settings_of(None, None, model=model or recorded_target(folder))
     resolved = resolve(loaded.model, loaded.cache_dir, say=_say)
     target = resolved.path
     if not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):

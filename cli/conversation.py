@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HELP = """/strategy NAME  draft in another way; the words stay the same
 /seed N         draw with this seed; /seed alone draws a new one for each answer
 /new            forget the conversation
-/quit           end it, as Ctrl-D does"""
+/quit           end it, as Ctrl-D does; Ctrl-C ends an answer"""
 
 
 class Conversation:
@@ -68,6 +68,11 @@ class Conversation:
         try:
             stream = self._client.stream(messages=[*self._system, *self._said, asked], **self._options)
             result = print_answer(stream, False, sources=self._sources)
+        except KeyboardInterrupt:
+            # It ends the answer, and the conversation only at the prompt.
+            sys.stdout.write("\n")
+            stderr().print("stopped: this question and its answer are forgotten", style="dim")
+            return
         except Exception as error:
             if (known := explain(error)) is None:
                 raise

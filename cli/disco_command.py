@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cli.options import settings_of
+from cli.train_run_commands import Data, Model, writer_of
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def disco(
-    data: Annotated[Path, typer.Option(help="Folder of outrider train data.")],
+    data: Data,
     draft: Annotated[Path, typer.Option(help="Folder of the draft model.")],
     out: Annotated[Path, typer.Option("--out", help="New .safetensors file; a .json file comes beside it.")],
-    model: Annotated[str | None, typer.Option(help="The target model. Default: the built-in one.")] = None,
+    model: Model = None,
     cost_ratio: Annotated[
         float | None, typer.Option(min=0, help="A pass of the draft model over one of the target. Default: measured.")
     ] = None,
@@ -75,7 +76,7 @@ def disco(
         raise ConfigurationError("it or its .json file exists; name a new file", field="--out", value=out)
     check_labels(labels, temperature)
     check_device(device, "--device")
-    loaded = settings_of(None, settings, model=model)
+    loaded = settings_of(None, settings, model=model or writer_of(data))
     resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
     # The chain alone, as it is stopped.
     trained = TrainedConfig(

@@ -125,8 +125,8 @@ def _device(name: str, settings: Settings) -> Iterator[Finding]:
     host.check_device(trained_config(settings).device, "drafter.device")
     gpus = host.count_gpus()
     found = f"verifier on {settings.verifier.device}, {gpus} NVIDIA GPUs here"
-    idle = gpus and settings.verifier.device == "cpu"
-    advice = "verifier.device=cuda would use it (install the gpu extra)" if idle else ""
+    idle = host.idle_gpus(settings.verifier.device, lambda: gpus)
+    advice = f"{idle}; install the gpu extra" if idle else ""
     yield Finding(check=name, status="warn" if idle else "ok", found=found, advice=advice)
 
 

@@ -88,7 +88,9 @@ def build(
 def inspect(
     folder: Folder,
     text: Annotated[str | None, typer.Option(help="Look up what follows this text.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model whose tokenizer is used. Default: the built-in one.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model whose tokenizer is used. Default: the one that built the index.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Show the manifest of an index and, with --text, what it finds."""
@@ -100,7 +102,7 @@ def inspect(
         return
     _show(manifest, folder)
     if text is not None:
-        _look_up(folder, text, model)
+        _look_up(folder, text, model or manifest.model)
 
 
 @app.command()
@@ -234,7 +236,7 @@ def _show(manifest: Manifest, folder: Path) -> None:
     stdout().print(table)
 
 
-def _look_up(folder: Path, text: str, model: str | None) -> None:
+def _look_up(folder: Path, text: str, model: str) -> None:
     from retrieval_index.index import open_index
     from speculation.messages import RetrievalQuery
 

@@ -113,15 +113,18 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over gRPC and HTTP until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
-    from cluster.checks.host import without_kernels
+    from cluster.checks.host import idle_gpus, without_kernels
     from cluster.entry.public import how_to_try
     from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
+    from cluster.ray.address import ray_is_here
     from cluster.service import serving, wait_for_interrupt
     from cluster.settings.component_configs import http_config
 
     stop_on_signals(STOPPED_AT_ONCE)
     named = {"model": model, "server.host": host, "server.port": port, "cluster.name": name}
     loaded = settings_of(config, settings, **named)
+    if (in_process or ray_is_here()) and (idle := idle_gpus(loaded.verifier.device)):
+        stderr().print(idle, markup=False, highlight=False, soft_wrap=True)
     with serving(loaded, in_process=in_process, verbose=verbose) as addresses:
         ready = f"Outrider serves {loaded.model} at {addresses.grpc} (Ctrl-C stops it)"
         if in_process and (lacking := without_kernels(loaded.verifier.device, loaded.verifier.kernels)):

@@ -11,6 +11,7 @@ from typing import Any
 from typer.core import TyperCommand
 from typing_extensions import override
 
+from cluster.checks.host import count_gpus
 from speculation.errors import ConfigurationError
 
 # The setting that takes the flag's value as it is.
@@ -200,12 +201,22 @@ def refuse_flags_of_others(command: str, args: Sequence[str], takes: Mapping[str
         said[at : at + 2] = ["--set", f"server.http_port={''.join(said[at + 1 : at + 2]) or 'PORT'}"]
     # Otherwise Typer's own refusal names what is unknown, and what is near.
     if foreign:
+        said += _where(command, said)
         raise ConfigurationError(
             f"{', '.join(foreign)} {'is' if len(foreign) == 1 else 'are'} said otherwise here: {command} {shlex.join(said)}"
             + "".join(f"; {reason}" for reason in reasons)
-            + " (docs/tutorials/from-vllm.md, from-sglang.md)",
+            + " (docs/tutorials/from-vllm-or-sglang.md)",
             about=foreign[0],
         )
+
+
+def _where(command: str, said: Sequence[str]) -> list[str]:
+    """Where the model computes, if this machine has a GPU: the others' servers take it unless they are told not to."""
+    named = {word.partition("=")[0] for word in said}
+    if not command.endswith(" serve") or "verifier.device" in named or not count_gpus():
+        return []
+    number = [] if "verifier.dtype" in named else ["--set", "verifier.dtype=bfloat16"]
+    return ["--set", "verifier.device=cuda", *number]
 
 
 def _said_here(flag: str, values: Sequence[str]) -> tuple[list[str], str]:
@@ -219,6 +230,8 @@ def _said_here(flag: str, values: Sequence[str]) -> tuple[list[str], str]:
         return ["--set", SWITCHES[flag]], ""
     if flag in UNNEEDED:
         return [], UNNEEDED[flag]
+    if flag == "--dtype" and value == "auto":
+        return [], "float32, or what verifier.dtype names"
     if flag == _ALGORITHM:
         # SGLang's n-grams are a trie of all that came before.
         return _strategy("suffix" if value.lower() == "ngram" else value)

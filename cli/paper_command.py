@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.paper_indexes import NamedIndexes
+from cli.paper_settings import check_settings, where_computed
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ Corpus = Annotated[
         "Repeatable. Default: the modules of Python's standard library."
     ),
 ]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="One setting, such as verifier.device=cuda; those that rows decide are refused. Repeatable."),
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +75,7 @@ class _Options:
     seed: int
     out: Path | None
     as_json: bool
+    settings: Sequence[str] = ()
     drafters: list[Path] | None = None
     # A task of DISCO needs a prompt for tuning, and one to be measured.
     quick_per_task: int = 1
@@ -86,6 +92,7 @@ def spectra(
     seed: Seed = 1,
     out: Out = None,
     as_json: Json = False,
+    settings: Set = None,
     index: Index = None,
     unfiltered_index: UnfilteredIndex = None,
     other_index: OtherIndex = None,
@@ -103,7 +110,7 @@ def spectra(
         )
     options = _Options(
         prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
-        as_json=as_json,
+        as_json=as_json, settings=settings or (),
     )  # fmt: skip
     named = index is not None or unfiltered_index is not None
     indexes = NamedIndexes(
@@ -122,6 +129,7 @@ def disco(
     seed: Seed = 1,
     out: Out = None,
     as_json: Json = False,
+    settings: Set = None,
     drafter: Drafters = None,
     classifier: Annotated[
         Path | None, typer.Option(help="The .safetensors file of outrider train disco. Default: the draft model's own.")
@@ -134,7 +142,7 @@ def disco(
     """
     options = _Options(
         prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
-        as_json=as_json, drafters=drafter, quick_per_task=2,
+        as_json=as_json, settings=settings or (), drafters=drafter, quick_per_task=2,
     )  # fmt: skip
     _measure("disco", options, classifier=classifier)
 
@@ -149,6 +157,7 @@ def fspad(
     seed: Seed = 1,
     out: Out = None,
     as_json: Json = False,
+    settings: Set = None,
     drafter: Drafters = None,
     ablation: Annotated[
         list[Path] | None,
@@ -168,7 +177,7 @@ def fspad(
     """
     options = _Options(
         prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
-        as_json=as_json, drafters=drafter, ablation=ablation or (),
+        as_json=as_json, settings=settings or (), drafters=drafter, ablation=ablation or (),
     )  # fmt: skip
     _measure("fspad", options)
 
@@ -193,11 +202,12 @@ def _add_command(name: str, about: str) -> None:
         seed: Seed = 1,
         out: Out = None,
         as_json: Json = False,
+        settings: Set = None,
         drafter: Drafters = None,
     ) -> None:
         options = _Options(
             prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
-            as_json=as_json, drafters=drafter,
+            as_json=as_json, settings=settings or (), drafters=drafter,
         )  # fmt: skip
         _measure(name, options)
 
@@ -212,7 +222,7 @@ def page(
         list[Path] | None, typer.Argument(help="Folders of outrider paper's results, one for each paper.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The page; its plots come into the folder plots/papers beside it.")] = Path(
-        "docs/papers.md"
+        "papers.md"
     ),
 ) -> None:
     """Make one page of the results so far: a section for each paper, with the paper's own figures in the last column."""
@@ -255,7 +265,8 @@ def _measure(name: str, options: _Options, indexes: NamedIndexes | None = None, 
     tuned = [folder for folder in drafters if name == "streaming" and is_shared(folder)]
     if served := [str(folder) for folder in drafters if folder not in tuned]:
         named.append(f"drafter.models={json.dumps(served)}")
-    settings = load(flags=[*SETTINGS, *named])
+    check_settings(options.settings, SETTINGS)
+    settings = load(flags=[*options.settings, *SETTINGS, *named])
     model = resolve(settings.model, settings.cache_dir, say=stderr().print)
     looked_up = indexes or NamedIndexes()
     out = options.out or Path(f"outrider-paper-{name}{'-quick' if options.quick else ''}")
@@ -315,6 +326,9 @@ def _identity(name: str, options: _Options, bench: Workbench) -> dict[str, Any]:
         "processor": processor(),
         "instructions": instructions(),
         "threads": config.settings.verifier.threads or cores(),
+        # What is as usual is not there, as in folders of older versions.
+        "settings": sorted(options.settings) or None,
+        **where_computed(config.settings),
         "classifier": _digest(bench.classifier if name == "disco" else None),
         "drafters": {name: model_fingerprint(each.folder)[:16] for name, each in sorted(bench.checkpoints.items())},
         **versions,

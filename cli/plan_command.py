@@ -108,6 +108,8 @@ def _print_sizes(settings: Settings, gpus: str, other: Path | None, as_json: boo
         print(sentence(splits[0], count, kind))
         for line in reasons(splits, kind):
             print(line)
+        if settings.verifier.dtype == "float32":
+            print("note: this is in float32, the default; with --set verifier.dtype=bfloat16 it takes half the bytes")
 
 
 def _alone(config: Path | None, pods: Path | None) -> None:
@@ -153,7 +155,10 @@ def split(settings: Settings, gpus: str) -> tuple[list[GpuSplit], int, str]:
     folder = model_folder(settings)
     if folder is None:
         raise ConfigurationError(
-            "--gpus reads config.json, so name a folder that is here", field="model", value=settings.model
+            "--gpus reads config.json, so name a folder that is here "
+            "(`hf download NAME config.json --local-dir FOLDER` fetches it alone)",
+            field="model",
+            value=settings.model,
         )
     verifier = settings.verifier
     # One of each, the default, asks for nothing.

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.models_report import print_generation
+from cluster.checks.host import idle_gpus
 from cluster.checks.listeners import listeners
 from cluster.checks.model_files import cache_bytes, expanded
 from cluster.checks.pods import Examined
@@ -133,6 +134,8 @@ def print_examined(examined: Examined, kept_in: Path | None = None) -> None:
         console.print(line, markup=False)
     if verifier.device == "cpu" and kept_in is None:
         console.print(f"kernels: {_kernels(settings, folder)}")
+        if ray_is_here() and (idle := idle_gpus(verifier.device)):
+            console.print(f"note: {idle}", markup=False)
     if folder is not None and (found := generation_config(settings, folder)) is not None:
         defaults = {name: value for name, value in asdict(found.defaults).items() if value not in (None, ())}
         print_generation(console, settings.model, defaults, dict(found.processors.shown))

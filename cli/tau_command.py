@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from cli.train_run_commands import Data, Model, tree_sizes
+from cli.train_run_commands import Data, Model, tree_sizes, writer_of
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError
 
@@ -56,7 +56,7 @@ def tau(
     from training.evaluate import tree_taus
     from training.shards import read_shards
 
-    flags = [*(settings or []), *([f"model={model}"] if model else []), "drafter.models_in=drafter"]
+    flags = [*(settings or []), f"model={model or writer_of(data)}", "drafter.models_in=drafter"]
     if drafters:
         # One after the other: several may be of one kind.
         named = [[*flags, f"drafter.models=[{json.dumps(str(folder.expanduser().resolve()))}]"] for folder in drafters]

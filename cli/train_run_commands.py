@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from training.trainer import StepProgress
 
 Data = Annotated[Path, typer.Option("--data", help="Folder made by outrider train data.")]
-Model = Annotated[str | None, typer.Option(help="The target model. Default: the built-in one.")]
+Model = Annotated[str | None, typer.Option(help="The target model. Default: the one that wrote the data.")]
 Device = Annotated[str, typer.Option(help="Device of the drafter: cpu or cuda.")]
 Run = Annotated[Path, typer.Argument(help="Folder of a run; or one of its checkpoints, instead of the best.")]
 
@@ -77,7 +77,7 @@ def run(
     check_folder("--out", out)
     keep_freed_memory()
     manifest = read_data_manifest(data)
-    target = _target(model)
+    target = _target(model or manifest.target.name)
     opened = open_model(wanted, target, manifest, read_vocabulary(vocabulary, manifest), device)
     begun = None if start is None else start_from(start, opened, target.folder)
     layers = opened.columns.layers
@@ -119,7 +119,18 @@ def run(
     )
 
 
-def _target(model: str | None) -> TrainingTarget:
+def writer_of(folder: Path) -> str:
+    """The model that wrote the text in a folder of data, or that which a run learns from.
+
+    Raises:
+        ConfigurationError: the folder has no manifest, or a damaged one.
+    """
+    from training.data_manifest import read_data_manifest
+
+    return read_data_manifest(folder).target.name
+
+
+def _target(model: str) -> TrainingTarget:
     from cluster.models.target import as_float32, resolve
     from training.open_run import TrainingTarget
 
@@ -223,7 +234,8 @@ def evaluate(
     keep_freed_memory()
     snapshot = find_snapshot(run_folder)
     state, tensors, _ = read_snapshot(snapshot)
-    opened = reopen(run_of(snapshot), state, tensors, _target(model), device)
+    run_made = run_of(snapshot)
+    opened = reopen(run_made, state, tensors, _target(model or writer_of(run_made)), device)
     check_same_target(data, read_data_manifest(data), opened.manifest)
     shards = read_shards(data, "validation", layers=opened.columns.layers)
     held_out = list(islice(shards, sequences))
@@ -325,8 +337,10 @@ def export(
     """Write a trained drafter: safetensors and config.json as EAGLE, EAGLE-3, DSpark, Medusa and transformers have them, and
     training.json."""
     from training.export import export_run
+    from training.snapshots import find_snapshot, run_of
 
-    snapshot = export_run(run_folder, _target(model), out, dtype, own_weights=own_weights, layout=layout)
+    target = _target(model or writer_of(run_of(find_snapshot(run_folder))))
+    snapshot = export_run(run_folder, target, out, dtype, own_weights=own_weights, layout=layout)
     stdout().print(f"{out}: {snapshot.name} of {snapshot.parent}", soft_wrap=True)
 
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from services.patterns import WORDS as PATTERN_WORDS
+
 _LIST = "a list, such as [one, two]"
 _MAPPING = "a mapping, such as {name: value}"
 # A bound stands between < and >.
@@ -29,7 +31,6 @@ _WORDS = {
     "greater_than": "more than <gt>",
     "less_than_equal": "at most <le>",
     "less_than": "less than <lt>",
-    "string_pattern_mismatch": "of the form <pattern>",
 }
 # Characters of a name that may be a known one misspelt: comparing takes their square.
 _LONGEST_NAME = 64
@@ -46,6 +47,8 @@ def allowed(problem: Mapping[str, Any]) -> str:
         if len(known) == 1:
             return known[0]
         return f"one of {', '.join(known)}{did_you_mean(str(problem['input']), known)}"
+    if problem["type"] == "string_pattern_mismatch":
+        return PATTERN_WORDS.get(context["pattern"], f"of the form {context['pattern']}")
     said = _WORDS.get(problem["type"], "")
     for name, bound in context.items():
         said = said.replace(f"<{name}>", f"{bound}")

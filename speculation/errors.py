@@ -26,8 +26,27 @@ class _Beginning(reprlib.Repr):
         shown = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, _SHOWN)]
         return "{" + ", ".join(shown + ["..."] * (len(x) > _SHOWN)) + "}"
 
+    def repr_bool(self, x: bool, level: int) -> str:
+        """As ``spelled``, within lists and dictionaries, too."""
+        return spelled(x)
+
+    def repr_NoneType(self, x: None, level: int) -> str:
+        """As ``spelled``."""
+        return spelled(x)
+
 
 _beginning = _Beginning()
+_SPELLED = {True: "true", False: "false", None: "null"}
+
+
+def spelled(value: object) -> str:
+    """A value as requests and files spell it: in JSON and YAML, true, false and null are not Python's words."""
+    return _SPELLED[value] if value is None or isinstance(value, bool) else f"{value}"
+
+
+def quoted(value: object) -> str:
+    """As ``repr``, in the words of ``spelled``: a text that looks like another value is told from it."""
+    return _beginning.repr(value)
 
 
 class OutriderError(Exception):
@@ -102,8 +121,14 @@ class ConfigurationError(OutriderError):
             about: the field, where ``why`` is the whole message and names it already, and its value.
         """
         self.field, self.allowed = f"{field or about}", allowed
-        self.value = "" if value is _NO_VALUE else f"{value}"
-        subject = f"{field}" if about or value is _NO_VALUE else f"{field} {verb} {value}" if verb else f"{field} {value}"
+        self.value = "" if value is _NO_VALUE else spelled(value)
+        subject = (
+            f"{field}"
+            if about or value is _NO_VALUE
+            else f"{field} {verb} {self.value}"
+            if verb
+            else f"{field} {self.value}"
+        )
         subject += f", {given}" if given else ""
         # Values come from files, and may have several lines.
         parts = (f"{place}", subject.replace("\n", " "), why, f"must be {allowed}" if allowed else "")

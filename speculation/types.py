@@ -108,8 +108,12 @@ class SamplingParams:
 
 def _check_range(name: str, value: float, low: float, high: float, *, above_low: bool = False, suffix: str = "") -> None:
     if not (math.isfinite(value) and low <= value <= high and not (above_low and value == low)):
-        kind = "a whole number" if isinstance(value, int) else "a finite number"
-        span = f"above {low:.16g}, at most {high:.16g}" if above_low else f"from {low:.16g} to {high:.16g}"
+        # By the bounds: the value may be 3 where 3.5 would do as well.
+        if isinstance(low, int) and isinstance(high, int):
+            kind, least, most = "a whole number", f"{low}", f"{high}"
+        else:
+            kind, least, most = "a finite number", f"{low:.16g}", f"{high:.16g}"
+        span = f"above {least}, at most {most}" if above_low else f"from {least} to {most}"
         raise InvalidArgument(name, value, f"{kind} {span}{suffix}")
 
 

@@ -14,7 +14,7 @@ CHAPTERS = sorted(module.name for module in pkgutil.iter_modules(tour.__path__) 
 
 def main(arguments: list[str]) -> int:
     chapters = {str(number): name for number, name in enumerate(CHAPTERS, 1)}
-    if not arguments:
+    if not arguments or arguments[0] in ("-h", "--help"):
         console.print("Outrider in one sitting. Each chapter is a file to read, and then to run:\n")
         for number, name in chapters.items():
             title, _, _ = (importlib.import_module(f"tour.{name}").__doc__ or "").partition("\n")

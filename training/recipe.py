@@ -12,7 +12,7 @@ import hashlib
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from typing_extensions import override
@@ -21,7 +21,7 @@ from services.model_files.folder import reading
 from services.wrong_values import allowed, did_you_mean
 from services.yaml_text import read_yaml
 from speculation import limits
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, quoted
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Divergence = Literal["hard_ce", "soft_ce", "kl", "tv", "lk", "ce_tv"]
@@ -263,6 +263,9 @@ class BlockRecipe(LevelsRecipe):
 
 AnyRecipe = HeadRecipe | Eagle3Recipe | LayersRecipe | StreamsRecipe | MedusaRecipe | BlockRecipe
 _RECIPE: TypeAdapter[AnyRecipe] = TypeAdapter(Annotated[AnyRecipe, Field(discriminator="kind")])
+_BY_KIND: dict[str, type[BaseModel]] = {
+    kind: each for each in get_args(AnyRecipe) for kind in get_args(each.model_fields["kind"].annotation)
+}
 _KINDS = "head, eagle3, block, draft_model, streams or medusa"
 
 
@@ -319,7 +322,8 @@ def _fault(error: dict[str, Any]) -> dict[str, Any]:
     # The first part of a place is the kind of the recipe.
     key = ".".join(str(part) for part in error["loc"][1:])
     if error["type"] == "extra_forbidden":
-        return {"why": f"unknown key {key}", "about": key}
+        known = _BY_KIND[error["loc"][0]].model_fields
+        return {"why": f"unknown key {key}{did_you_mean(key, known)}", "about": key}
     if error["type"] == "missing":
         return {"field": key, "value": "missing"}
     if error["type"] == "union_tag_not_found":
@@ -329,4 +333,4 @@ def _fault(error: dict[str, Any]) -> dict[str, Any]:
     why = str(error["msg"]).removeprefix("Value error, ")
     wanted = allowed(error)
     said = {"allowed": wanted} if wanted else {"why": why}
-    return {"field": key, "value": repr(error["input"]), **said} if key else {"why": why}
+    return {"field": key, "value": quoted(error["input"]), **said} if key else {"why": why}

@@ -25,7 +25,7 @@ from services.drafter.heads.streams.streams import Streams
 from services.model_files.folder import read_json, reading
 from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.headers import BLOCKS_FILE, SINGLE
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, spelled
 from training.learner import trained
 from training.open_run import OpenedModel
 from training.recipe import LayersRecipe
@@ -118,7 +118,7 @@ def _head(folder: Path, module: _Head, opened: OpenedModel, target: Path) -> dic
                 place=f"--start-from {folder}",
                 field=f"the head's {field}",
                 value=theirs[field],
-                allowed=f"{value}, by the recipe",
+                allowed=f"{spelled(value)}, by the recipe",
             )
     if not torch.equal(head.vocabulary.ids.cpu(), torch.from_numpy(opened.vocabulary.ids)):
         raise ConfigurationError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, spelled
 
 OPTION = "--ablation"
 # What makes a row of the recipe: feature sampler, partial alignment.
@@ -87,9 +87,10 @@ def _fixed(run: TrainedRun) -> dict[str, Any]:
 def _check_same(first: TrainedRun, run: TrainedRun, wanted: dict[str, Any], found: dict[str, Any], of: str) -> None:
     for key in sorted({*wanted, *found}):
         if wanted.get(key) != found.get(key):
+            theirs, ours = spelled(wanted.get(key)), spelled(found.get(key))
             raise ConfigurationError(
-                f"its {of}{key} is {found.get(key)}, and that of {first.folder} is {wanted.get(key)}: only runs that "
-                "differ in nothing but their parts and seeds tell what the parts bring",
+                f"its {of}{key} is {ours}, and that of {first.folder} is {theirs}: only runs that differ in nothing "
+                "but their parts and seeds tell what the parts bring",
                 field=OPTION,
                 verb="",
                 value=run.folder,

@@ -293,13 +293,13 @@ def reasons(splits: Sequence[GpuSplit], name: str = "") -> Iterator[str]:
                 f"warning: {name} have no fast link to each other (NVLink): exchanges are "
                 f"{100 * best.plan.gather_s / best.plan.step_s:.0f}% of a pass of one row; stages and replicas exchange less"
             )
-    settings = [f"verifier.replicas: {best.replicas}"] if best.replicas > 1 else []
+    settings = ["verifier.device: cuda"]
+    settings += [f"verifier.replicas: {best.replicas}"] if best.replicas > 1 else []
     settings += [f"verifier.stages: {best.stages}"] if best.stages > 1 else []
     if best.ranks > 1:
         settings += [f"verifier.tensor_parallel_size: {best.ranks}"]
         settings += ["verifier.attention_backend: triton"]
-    if settings:
-        yield f"settings: {', '.join(settings)}, and verifier.num_gpus: 1"
+    yield f"settings: {', '.join(settings)}, and verifier.num_gpus: 1"
 
 
 def _has_its_use(split: GpuSplit, splits: Sequence[GpuSplit]) -> bool:

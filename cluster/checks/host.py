@@ -90,6 +90,19 @@ def check_gpus(device: str, stages: int, ranks: int, count: Callable[[], int] = 
     )
 
 
+def idle_gpus(device: str, count: Callable[[], int] = count_gpus) -> str:
+    """A line for whoever starts a service, if GPUs of this machine stay idle; empty: there are none, or the target uses one.
+
+    Args:
+        device: of the settings, as under ``verifier``.
+        count: of the GPUs here.
+    """
+    if device != "cpu" or not (gpus := count()):
+        return ""
+    said = "An NVIDIA GPU is here and stays idle" if gpus == 1 else f"{gpus} NVIDIA GPUs are here and stay idle"
+    return f"{said}: with --set verifier.device=cuda --set verifier.dtype=bfloat16 the model computes on one (docs/gpus.md)"
+
+
 def without_kernels(device: str, kernels: str) -> str:
     """A line for whoever starts a service, if this machine has no compiled kernels; empty: it has some, or others are named.
 

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from cluster.settings.placement import Section
+from services.patterns import DRIVER, QUANTITY
 from services.wrong_values import allowed
 from services.yaml_text import read_documents, read_yaml
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, quoted
 
 _FACTORS = {
     "": 1.0,
@@ -28,7 +29,7 @@ def amount(quantity: str) -> float:
     return float(number) * _FACTORS[quantity[len(number) :]]
 
 
-_Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?$")]
+_Quantity = Annotated[str, Field(pattern=QUANTITY)]
 
 
 class GroupOffer(Section):
@@ -40,7 +41,7 @@ class GroupOffer(Section):
     shared_memory: _Quantity
     gpus: int = Field(0, ge=0, description="of each pod")
     gpu_memory: _Quantity | None = Field(None, description="of each GPU")
-    gpu_driver: str | None = Field(None, pattern=r"^[0-9]{3}(\.[0-9]+){0,2}$", description="NVIDIA's, on the nodes")
+    gpu_driver: str | None = Field(None, pattern=DRIVER, description="NVIDIA's, on the nodes")
 
 
 class StorageOffer(Section):
@@ -85,7 +86,7 @@ def read_offer(content: Any, where: str) -> Offer:
             "" if wanted else first["msg"],
             place=where,
             field=field or "content",
-            value="unset" if first["type"] == "missing" else f"{first['input']!r}",
+            value="unset" if first["type"] == "missing" else quoted(first["input"]),
             allowed=wanted,
         ) from error
 

@@ -12,6 +12,7 @@ from cluster.settings.marked import marked
 from cluster.settings.placement import Placed
 from services.drafter.config import DrafterConfig
 from services.links.open_sessions import SILENCE_S
+from services.patterns import ADDRESS
 from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig
@@ -35,13 +36,10 @@ else:
     _OfRetrieval = marked(RetrievalConfig, Placed)
 
 
-_ADDRESS = r"^[^:/ ]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$"
-
-
 class RouterSettings(_OfRouter):
     """The public entry, and defaults for requests that leave values unset."""
 
-    verifiers: tuple[Annotated[str, Field(pattern=_ADDRESS)], ...] = Field(
+    verifiers: tuple[Annotated[str, Field(pattern=ADDRESS)], ...] = Field(
         (),
         description="HOST:PORT of each verifier that `outrider verify` runs elsewhere, outside of Ray, with a drafter of "
         "its own or at its drafter.address; the service then starts routers alone; none: it starts its verifiers itself",
@@ -125,7 +123,7 @@ class DrafterSettings(_OfDrafter):
     port: int = Field(0, ge=0, le=65535, description="port of a drafter that `outrider draft` runs; 0: any free one")
     address: str | None = Field(
         None,
-        pattern=_ADDRESS,
+        pattern=ADDRESS,
         description="HOST:PORT of a drafter that `outrider draft` runs elsewhere, outside of Ray, with an index of its own; "
         "the service then starts none; null: it starts its drafters itself",
     )

@@ -21,7 +21,7 @@ from cluster.settings.unknown import unknown
 from services.machine.processor import cache_folder
 from services.wrong_values import allowed
 from services.yaml_text import read_yaml
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, quoted
 
 # Not a setting: the API key that the command line sends as a client.
 API_KEY_VARIABLE = "OUTRIDER_API_KEY"
@@ -182,7 +182,7 @@ def _put(tree: dict[str, Any], keys: Sequence[str], value: str) -> None:
         tree[keys[-1]] = read_yaml(value) if value[:1] in ("[", "{") or value == "null" else value
     except ValueError as error:
         key = ".".join(keys)
-        shown = "hidden" if _is_secret(key) else f"{value!r}"
+        shown = "hidden" if _is_secret(key) else quoted(value)
         raise ConfigurationError("not a YAML list or mapping", field=key, value=shown) from error
 
 
@@ -213,6 +213,6 @@ def _refused(problem: ErrorDetails) -> ConfigurationError:
     if problem["type"] == "value_error" and isinstance(problem["input"], dict):
         # Settings of a section that do not go together: it begins with the name of the first.
         return ConfigurationError(f"{key}.{why}", about=key)
-    value = "unset" if problem["type"] == "missing" else "hidden" if _is_secret(key) else repr(problem["input"])
+    value = "unset" if problem["type"] == "missing" else "hidden" if _is_secret(key) else quoted(problem["input"])
     wanted = allowed(problem)
     return ConfigurationError("" if wanted else why, field=key, value=value, allowed=wanted)

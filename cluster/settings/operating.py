@@ -8,6 +8,7 @@ from pydantic import Field
 
 from cluster.settings.placement import Section
 from services.metrics.families import OtherServer
+from services.patterns import URL
 
 
 class MetricsSettings(Section):
@@ -32,7 +33,7 @@ class TracingSettings(Section):
 
     otlp_endpoint: str | None = Field(
         None,
-        pattern="^https?://[^ ]+$",
+        pattern=URL,
         description="URL of a collector that speaks OTLP over gRPC, such as http://127.0.0.1:4317, which needs "
         "`pip install outrider-server[tracing]`; null: no traces",
     )

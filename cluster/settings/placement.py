@@ -7,6 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from services.patterns import NAME, RESOURCE
+
 
 class Section(BaseModel):
     """Settings that belong together; unknown ones are refused."""
@@ -91,7 +93,7 @@ def _not_of_ray(name: str) -> str:
     return name
 
 
-CustomResource = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_.-]{0,62}$"), AfterValidator(_not_of_ray)]
+CustomResource = Annotated[str, Field(pattern=RESOURCE), AfterValidator(_not_of_ray)]
 
 
 class PlacementSettings(Section):
@@ -128,7 +130,7 @@ class ClusterSettings(Section):
 
     name: str = Field(
         "outrider",
-        pattern="^[A-Za-z0-9._-]{1,64}$",
+        pattern=NAME,
         description="name of the application on Ray; two on one Ray need two names",
     )
     placement: PlacementSettings = PlacementSettings()

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from cluster.settings.config import Settings
 from cluster.settings.unknown import section_in
+from services.patterns import WORDS
 
 _HEAD = """# Settings
 
@@ -99,7 +100,7 @@ def _allowed(schema: dict[str, Any]) -> Iterator[str]:
     if "minLength" in schema:
         yield f"at least {schema['minLength']} characters"
     if "pattern" in schema:
-        yield f"`{schema['pattern']}`"
+        yield WORDS[schema["pattern"]]
     if "items" in schema:
         yield from (f"each {bound}" for bound in _allowed(schema["items"]))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from services.machine.list_file import ListFile
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, spelled
 from speculation.sources import STRATEGIES
 
 _PREFIX = "outrider_"
@@ -113,7 +113,7 @@ def parse_keys(content: bytes, path: Path) -> tuple[KeyRecord, ...]:
 
 def _record(entry: object, where: str) -> KeyRecord:
     if not isinstance(entry, dict):
-        raise ConfigurationError(field=where, value=f"{str(entry)[:80]!r}", allowed="a mapping")
+        raise ConfigurationError(field=where, value=f"{spelled(entry)[:80]!r}", allowed="a mapping")
     known = [each.name for each in fields(KeyRecord)]
     for name in entry:
         if name not in known:
@@ -128,7 +128,7 @@ def _record(entry: object, where: str) -> KeyRecord:
 
 
 def _refuse(where: str, name: str, value: object, allowed: str) -> None:
-    raise ConfigurationError(place=where, field=name, value=f"{str(value)[:80]!r}", allowed=allowed)
+    raise ConfigurationError(place=where, field=name, value=f"{spelled(value)[:80]!r}", allowed=allowed)
 
 
 def check_name(value: object, name: str, where: str) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from services.links.tls.renewed_files import RenewedFiles
 from services.links.tls.trial import invalid_now
+from services.patterns import ORIGIN, SHA256
 from services.privacy.config import Privacy
 from services.settings import Setting
 from speculation.errors import ConfigurationError
@@ -39,7 +40,7 @@ class PublicServerConfig:
     port: Annotated[int, Setting("port of the gRPC server; 0: any free one", ge=0, le=65535)] = 50051
     api_key_hashes: Annotated[
         tuple[str, ...],
-        Setting("SHA-256 of each API key in hex; `outrider hash-key` prints one", pattern="^[0-9a-f]{64}$"),
+        Setting("SHA-256 of each API key in hex; `outrider hash-key` prints one", pattern=SHA256),
     ] = ()
     keys_file: Annotated[
         Path | None,
@@ -244,7 +245,7 @@ class HttpConfig:
         Setting(
             "origins, such as https://chat.example, whose pages in browsers may ask the HTTP port, with a key of their own "
             "where it needs one; *: those of every origin, so that without keys any page may use it; none: no other pages",
-            pattern=r"^(\*|https?://[^/?#\s*]+)$",
+            pattern=ORIGIN,
         ),
     ] = ()
     metrics: Annotated[

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from services.patterns import NAME
 from services.settings import Setting
 from speculation.errors import ConfigurationError
 
@@ -80,7 +81,7 @@ class RetrievalConfig:
             "password of that Redis, where the URL holds none; to be set in the environment or a file alone", secret=True
         ),
     ] = field(default=None, repr=False)
-    name: Annotated[str, Setting("name of the index in Redis", pattern="^[A-Za-z0-9._-]{1,64}$")] = "default"
+    name: Annotated[str, Setting("name of the index in Redis", pattern=NAME)] = "default"
     answers: AnswersConfig = field(default_factory=AnswersConfig)
     cache_dir: Path = Path("indexes")
     state_width: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llguidance import LLMatcher
 
 from services.structured_outputs.grammars import engine_text, field_of, limits, refusal
-from speculation.errors import InvalidArgument
+from speculation.errors import InvalidArgument, spelled
 from speculation.types import SamplingParams, StructuredOutputs
 
 # Only a tokenizer can tell whether such tokens exist, and the verifier has it.
@@ -37,7 +37,7 @@ def check_companions(params: SamplingParams, structured: StructuredOutputs) -> N
     for name, neutral in (("min_tokens", 0), ("ignore_eos", False)):
         if (value := getattr(params, name)) != neutral:
             why = "an answer ends where its grammar does"
-            raise InvalidArgument(name, value, f"{str(neutral).lower()} with {field_of(structured)}: {why}")
+            raise InvalidArgument(name, value, f"{spelled(neutral)} with {field_of(structured)}: {why}")
 
 
 def check_messages(structured: StructuredOutputs, messages: list[str]) -> None:

@@ -163,7 +163,7 @@ def test_a_request_is_explained_before_it_is_sent(tiny_model: Path, tmp_path: Pa
     assert (other["rule"], other["said_by"]["strategy"]) == (None, "router.strategy")
     assert [each["passed_over"] for each in other["rules"]][-2:] == [
         'prompt_tokens is 10, not {"min": 40}',
-        "sampled is False, not true",
+        "sampled is false, not true",
     ]
 
 

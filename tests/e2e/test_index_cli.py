@@ -44,7 +44,7 @@ def test_an_index_from_build_to_use(outrider_here: Command, tiny_model: Path, tm
     told = outrider_here(*again, "all").stdout
     assert "perplexity of whole documents" in told and "by tokens" in told
     assert "--score-tokens" in outrider_here(*again, "most").stderr
-    looked = outrider_here("index", "inspect", index, "--text", "jumps over the", "--model", str(tiny_model))
+    looked = outrider_here("index", "inspect", index, "--text", "jumps over the")
     assert "lazy dog" in looked.stdout, looked.stderr
     assert json.loads(outrider_here("index", "inspect", index, "--json").stdout)["kept"] == 3
     assert "is whole" in outrider_here("index", "verify", index).stdout

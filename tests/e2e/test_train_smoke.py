@@ -51,7 +51,7 @@ def data(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def _arguments(recipe: str, data: Path, target: Path, out: Path) -> list[str]:
+def _arguments(recipe: str, data: Path, out: Path) -> list[str]:
     # Enough predictions in a step for the loss to fall, and small enough parts for several of them.
     own: dict[str, Any] = {"batch_rows": 1500, "micro_rows": 800, "evaluate_every": 8, "learning_rate": 0.01}
     values = load_recipe(recipe, **{**own, **_SMALL.get(recipe, {})}).model_dump(mode="json")
@@ -59,8 +59,8 @@ def _arguments(recipe: str, data: Path, target: Path, out: Path) -> list[str]:
     # JSON is YAML.
     file.write_text(json.dumps(values))
     return [
-        "train", "run", "--recipe", str(file), "--data", str(data), "--vocabulary", str(data), "--model", str(target),
-        "--steps", str(_STEPS), "--out", str(out),
+        "train", "run", "--recipe", str(file), "--data", str(data), "--vocabulary", str(data), "--steps", str(_STEPS),
+        "--out", str(out),
     ]  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def _log(out: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("recipe", ["fspad", "streams", "draft_model"])
 def test_a_drafter_from_nothing(outrider_here: Command, recipe: str, data: Path, tiny_model: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    done = outrider_here(*_arguments(recipe, data, tiny_model, whole))
+    done = outrider_here(*_arguments(recipe, data, whole))
     assert done.returncode == 0, done.stderr
     assert f"step {_STEPS} of {_STEPS}" in done.stdout
     losses = [line["loss"] for line in _log(whole)]
@@ -80,12 +80,12 @@ def test_a_drafter_from_nothing(outrider_here: Command, recipe: str, data: Path,
     assert sum(losses[9:12]) < 0.9 * sum(losses[:3])
 
     with _terminated_after(3, parts):
-        done = outrider_here(*_arguments(recipe, data, tiny_model, parts))
+        done = outrider_here(*_arguments(recipe, data, parts))
     assert done.returncode == 0, done.stderr
     assert "run the same command to go on" in done.stdout
     stopped = len(_log(parts))
     assert 3 <= stopped < _STEPS
-    done = outrider_here(*_arguments(recipe, data, tiny_model, parts))
+    done = outrider_here(*_arguments(recipe, data, parts))
     assert done.returncode == 0, done.stderr
     assert f"going on from step {stopped}" in done.stderr
     assert [line["step"] for line in _log(parts)] == list(range(1, _STEPS + 1))
@@ -93,9 +93,8 @@ def test_a_drafter_from_nothing(outrider_here: Command, recipe: str, data: Path,
         one, other = (each / (each / "latest").read_text() / file for each in (whole, parts))
         assert one.read_bytes() == other.read_bytes()
 
-    done = outrider_here(
-        "train", "evaluate", str(whole), "--data", str(data), "--model", str(tiny_model), "--trees", "4", "--positions", "2"
-    )
+    # The data, and then the run, say whose text it is.
+    done = outrider_here("train", "evaluate", str(whole), "--data", str(data), "--trees", "4", "--positions", "2")
     assert done.returncode == 0, done.stderr
     assert "questions" in done.stdout
     foreign = tmp_path / "foreign"
@@ -106,7 +105,7 @@ def test_a_drafter_from_nothing(outrider_here: Command, recipe: str, data: Path,
     done = outrider_here("train", "evaluate", str(whole), "--data", str(foreign), "--model", str(tiny_model))
     assert done.returncode == 2 and "(ffffffffffff): must be of the run's target" in " ".join(done.stderr.split())
     drafter = tmp_path / "drafter"
-    done = outrider_here("train", "export", str(whole), "--model", str(tiny_model), "--out", str(drafter))
+    done = outrider_here("train", "export", str(whole), "--out", str(drafter))
     assert done.returncode == 0, done.stderr
     record = json.loads((drafter / "training.json").read_text())
     measured = record["evaluation"]["domains"]["all"]
@@ -121,7 +120,7 @@ def test_a_drafter_from_nothing(outrider_here: Command, recipe: str, data: Path,
         sequences = [each for each in read_shards(data, "validation") if each.temperature == 0][:4]
         assert all(0 < passes < 64 for passes in passes_of(source, sequences, 4))
         assert measured["tree"]["4"] >= 1.0
-        _try_with_a_canary(outrider_here, drafter, tiny_model)
+        _try_with_a_canary(outrider_here, drafter)
     elif recipe == "streams":
         assert load_streams(drafter, tiny_model).config.num_streams == 4
         # Drafts from the states inside the target were replayed, and some accepted.
@@ -134,7 +133,7 @@ def test_a_drafter_from_nothing(outrider_here: Command, recipe: str, data: Path,
         assert (drafter / "vocabulary.safetensors").is_file()
 
 
-def _try_with_a_canary(outrider_here: Command, drafter: Path, target: Path) -> None:
+def _try_with_a_canary(outrider_here: Command, drafter: Path) -> None:
     """A head of noise has learnt nothing of its target: it is refused with what was measured, and nothing is written."""
     weights = drafter / "model.safetensors"
     noise = {
@@ -142,7 +141,7 @@ def _try_with_a_canary(outrider_here: Command, drafter: Path, target: Path) -> N
         for name, each in load_file(weights).items()
     }
     save_file(noise, weights)
-    done = outrider_here("train", "canary", str(drafter), "--model", str(target), "--length", "64")
+    done = outrider_here("train", "canary", str(drafter), "--length", "64")
     assert done.returncode == 2, done.stdout
     assert "tokens of its own text the target chose" in done.stderr.replace("\n", " ")
     assert not (drafter / TEXTS).exists()

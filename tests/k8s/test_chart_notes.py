@@ -34,6 +34,8 @@ def test_a_demo_is_asked_from_within(tmp_path: Path) -> None:
     assert 'kubectl exec -n ai svc/demo-outrider -c ray-worker -- outrider generate --max-tokens 32 "The capital' in said
     assert "kubectl wait -n ai --for=condition=Ready rayservice/demo-outrider" in said
     assert "secrets must be" not in said
+    # Of a command that is to be typed, help would be no key.
+    assert "-- outrider new-key --tenant me >> keys.yaml" in said and "--help" not in said
     assert "helm test demo -n ai --logs" in said
 
 

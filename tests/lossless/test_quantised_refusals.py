@@ -147,13 +147,13 @@ ACTIVATIONS = {"targets": ["Linear"], "weights": {"num_bits": 8}, "input_activat
 FIELDS: tuple[tuple[str, dict[str, object], str, object], ...] = (
     ("fp8_rows", {"quant_method": "quanto"}, "quantization_config.quant_method", "quanto"),
     ("fp8_rows", {"quant_method": {"a": 1}}, "quantization_config.quant_method", "{'a': 1}"),
-    ("fp8_rows", {"bits": 4}, "quantization_config.quant_method", "None"),
+    ("fp8_rows", {"bits": 4}, "quantization_config.quant_method", "null"),
     ("fp8_rows", {"quant_method": "fp8", "activation_scheme": "none"}, "quantization_config.activation_scheme", "none"),
     ("fp8_rows", {"quant_method": "fp8", "fmt": "e3m4"}, "quantization_config.fmt", "e3m4"),
     ("fp8_rows", {"quant_method": "fp8", "weight_block_size": [128]}, "quantization_config.weight_block_size", "[128]"),
     ("awq", {"quant_method": "awq", "bits": 4, "version": "gemv"}, "quantization_config.version", "gemv"),
     ("awq", {"quant_method": "awq", "w_bit": 8}, "quantization_config.w_bit", "8"),
-    ("awq", {"quant_method": "awq", "zero_point": False}, "quantization_config.zero_point", "False"),
+    ("awq", {"quant_method": "awq", "zero_point": False}, "quantization_config.zero_point", "false"),
     ("gptq", {"quant_method": "gptq", "bits": "4"}, "quantization_config.bits", "4"),
     ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 0}, "quantization_config.group_size", "0"),
     (
@@ -182,9 +182,9 @@ FIELDS: tuple[tuple[str, dict[str, object], str, object], ...] = (
         "compressed_w8",
         {"quant_method": "compressed-tensors", "config_groups": {"a": ACTIVATIONS}},
         "quantization_config.config_groups.a.input_activations.strategy",
-        "None",
+        "null",
     ),
-    ("compressed_w8", {"quant_method": "compressed-tensors"}, "quantization_config.config_groups", "None"),
+    ("compressed_w8", {"quant_method": "compressed-tensors"}, "quantization_config.config_groups", "null"),
     (
         "compressed_w8",
         {"quant_method": "compressed-tensors", "config_groups": {}, "format": "marlin-24"},

@@ -30,7 +30,7 @@ from services.verifier.model.new_weights import NewWeights
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, spelled
 from speculation.sources import SOURCES, STRATEGIES
 from tests.engine.fakes import PLAIN
 from tests.engine.layouts import in_one_process
@@ -328,7 +328,7 @@ FIELDS: Mapping[str, tuple[dict[str, Any], object]] = {
         "torch.float8_e4m3fn",
     ),
     "symmetric": ({**EACH_ROW, **FP8, "symmetric": False}, False),
-    "group_size": ({**EACH_ROW, "strategy": "group"}, "None"),
+    "group_size": ({**EACH_ROW, "strategy": "group"}, None),
     "type": ({**EACH_ROW, "type": "fp"}, "fp"),
 }
 
@@ -340,7 +340,7 @@ def test_fields_are_checked(field: str, float_model: Path, tmp_path: Path) -> No
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     config["config_groups"]["group_0"]["input_activations"] = entering
     configure(folder, quantization_config=config)
-    with refuses(ConfigurationError, f"quantization_config.config_groups.group_0.input_activations.{field}", str(value)):
+    with refuses(ConfigurationError, f"quantization_config.config_groups.group_0.input_activations.{field}", spelled(value)):
         load_whole(of(folder))
 
 
@@ -351,7 +351,7 @@ def check_refused(form: str, field: str, value: object, float_model: Path, tmp_p
     config["config_groups"]["group_0"]["input_activations"][field] = value
     configure(folder, quantization_config=config)
     name = f"quantization_config.config_groups.group_0.input_activations.{field}"
-    with refuses(ConfigurationError, name, str(value)):
+    with refuses(ConfigurationError, name, spelled(value)):
         load_whole(of(folder))
 
 

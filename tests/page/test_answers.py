@@ -134,6 +134,13 @@ def test_it_works_by_keyboard_alone(open_page: Open, service: HttpService) -> No
     page.keyboard.press("ArrowRight")
     assert page.inner_text("#pass-title").startswith("Pass 2 of ")
     assert page.locator("#slider").get_attribute("aria-valuetext").startswith("Pass 2 of ")
+    # An example's button is gone once it is sent: the focus is where the answer is stopped.
+    page.click("#new")
+    page.locator(".welcome button").last.focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "send"
+    page.locator(".under").wait_for()
+    page.focus("#slider")
     outline = page.locator("#slider").evaluate("each => getComputedStyle(each).outlineStyle")
     assert outline != "none"
 
@@ -142,7 +149,9 @@ def test_it_works_by_keyboard_alone(open_page: Open, service: HttpService) -> No
 def test_what_is_shown_has_a_name_for_those_who_hear_it(open_page: Open, service: HttpService) -> None:
     page = open_page(service.url)
     ask(page, MESSAGE, strategy="blend")
-    assert page.locator("#told").inner_text().startswith("The answer has ")
+    # The answer itself first, then how it was made.
+    told = page.locator("#told").text_content()
+    assert told.startswith(f"{answer_of(page).strip()} The answer has ")
     unnamed = page.evaluate(
         "[...document.querySelectorAll('button, input, select, textarea, [role=img], dialog, [tabindex]')].filter(each =>"
         " !each.textContent.trim() && !each.labels?.length && !each.getAttribute('aria-label') && !each.hidden"
@@ -161,6 +170,9 @@ def test_a_phone_needs_no_sideways_scrolling(open_page: Open, service: HttpServi
     assert surplus() == 0
     ask(page, MESSAGE + " " + "x" * 200, strategy="blend")
     assert page.locator("#tree svg").is_visible() and surplus() == 0
+    # What the colours mean stands at the answer, since all else is further down.
+    legend = page.locator(".under .legend")
+    assert legend.is_visible() and legend.inner_text() == page.inner_text("#legend")
 
 
 def test_nothing_is_loaded_from_elsewhere(open_page: Open, service: HttpService) -> None:

@@ -140,6 +140,8 @@ def test_a_wrong_key_asks_for_another_one(open_page: Open, serve: Serve, complai
     page.locator("#key-dialog[open]").wait_for()
     page.click("#key-cancel")
     page.get_by_text("only with an API key").wait_for()
+    # What the page is for stays to be read.
+    assert page.locator(".welcome").is_visible()
     page.fill("#message", "hello again")
     page.press("#message", "Enter")
     page.locator("#key-dialog[open]").wait_for()
@@ -215,6 +217,22 @@ def test_a_server_that_is_gone_is_said_and_comes_back(open_page: Open, complaint
     assert page.input_value("#message") == "anybody?"
     with scripted_service(scripted(), HttpConfig(port=port)):
         page.locator("#health.good").wait_for()
+
+
+@pytest.mark.exhaustive
+def test_a_page_that_found_no_server_learns_of_one(open_page: Open, serve: Serve, complaints: Complaints) -> None:
+    complaints.expected = "ERR_CONNECTION_REFUSED"
+    page = open_page(serve(scripted()))
+    page.route("**/v1/**", lambda route: route.abort("connectionrefused"))
+    page.reload()
+    page.get_by_text("The server does not answer.").last.wait_for()
+    assert page.locator(".welcome").is_visible() and page.locator("#strategy option").count() == 0
+    page.unroute("**/v1/**")
+    page.locator("#health.good").wait_for()
+    page.locator("#strategy option").first.wait_for(state="attached")
+    page.locator(".card.failure").wait_for(state="detached")
+    # Whoever wants to ask from a program is led there.
+    assert page.locator("#api").get_attribute("href") == "/docs"
 
 
 @pytest.mark.exhaustive

@@ -17,6 +17,8 @@ from typing import TypeVar
 
 import pytest
 
+from speculation.errors import spelled
+
 ROOT = Path(__file__).parents[2]
 SENTENCES = ROOT / "tests" / "refusals.txt"
 _ANY = "…"
@@ -72,7 +74,7 @@ def _check_field(name: str, error: Exception, wanted: object | None) -> None:
     __tracebackhide__ = True
     found = getattr(error, name)
     if wanted is not None and not str(found).endswith(f"/{wanted}"):
-        assert str(found) == str(wanted), f"{name} of: {error}"
+        assert str(found) == spelled(wanted), f"{name} of: {error}"
 
 
 def _check_sentence(sentence: str) -> None:

@@ -60,7 +60,7 @@ def make_tiny_data(
     )
     manifest = DataManifest(
         target=DataTarget(
-            name="tiny",
+            name=str(target),
             weights_sha256=weights_digest(target),
             tokenizer_sha256=tokenizer_digest(target),
             vocab_size=model.config.vocab_size,

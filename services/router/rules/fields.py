@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, quoted
 
 # Of a text that is compared, and how many a condition may name.
 _MOST_CHARACTERS, _MOST_TEXTS = 512, 64
@@ -36,7 +36,7 @@ class Field:
         Raises:
             ConfigurationError: always.
         """
-        shown = f"{self.value!r}"
+        shown = quoted(self.value)
         shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
         raise ConfigurationError(place=self.where, field=self.name or "it", value=shown, allowed=allowed)
 

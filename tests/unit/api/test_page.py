@@ -24,7 +24,7 @@ from speculation.colours import COLOURS
 from speculation.sources import AUTO, STRATEGIES, TARGET
 from tests.servers.scripted_router import ScriptedRouter
 
-MOST_BYTES = 60 * 1024
+MOST_BYTES = 62 * 1024
 ROOT = Path(__file__).parents[3]
 
 

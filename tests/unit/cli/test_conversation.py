@@ -27,6 +27,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Any:
     def answer(request: dict[str, Any], as_json: bool, *, sources: bool) -> Any:
         if request.get("strategy") == "wrong":
             raise outrider.InvalidArgument("strategy is wrong")
+        if contents(request)[-1] == "for ever":
+            raise KeyboardInterrupt
         result: Any = outrider.Generation.__new__(outrider.Generation)
         object.__setattr__(result, "text", f"answer {len(request['messages'])}")
         return result
@@ -68,6 +70,13 @@ def test_commands_change_what_follows(said: Any) -> None:
     assert third["strategy"] == "blend"
     (asked,) = said(f"/seed {'7' * 5000}", "one")
     assert "seed" not in asked
+
+
+def test_an_answer_is_stopped_and_the_conversation_goes_on(said: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    _, stopped, answered = said("one", "for ever", "two")
+    assert contents(stopped) == ["be kind", "one", "answer 2", "for ever"]
+    assert contents(answered) == ["be kind", "one", "answer 2", "two"]
+    assert "stopped: this question and its answer are forgotten" in capsys.readouterr().err
 
 
 def test_a_request_that_fails_is_not_remembered(said: Any, capsys: pytest.CaptureFixture[str]) -> None:

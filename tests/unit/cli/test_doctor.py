@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from contextlib import closing
@@ -100,6 +101,15 @@ def test_settings_that_need_kernels_fail_without_them(flag: str, monkeypatch: py
     (finding,) = found("torch and kernels", flag)
     assert finding.status == "fail"
     assert f"{flag.replace('=', ': ')} cannot be honoured" in finding.advice
+
+
+def test_a_start_beside_an_idle_gpu_says_so() -> None:
+    assert host.idle_gpus("cpu", lambda: 0) == host.idle_gpus("cuda", lambda: 2) == host.idle_gpus("cuda:1", lambda: 2) == ""
+    one, two = host.idle_gpus("cpu", lambda: 1), host.idle_gpus("cpu", lambda: 2)
+    assert one.startswith("An NVIDIA GPU is here and stays idle") and two.startswith("2 NVIDIA GPUs are here")
+    # What it names are settings, with values that they can have.
+    flags = re.findall(r"--set (\S+)", one)
+    assert [load(flags=flags, environ={}).verifier.device, len(flags)] == ["cuda", 2]
 
 
 def test_a_start_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

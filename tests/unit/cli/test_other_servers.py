@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cli import other_servers
 from cli.main import app
 from cli.other_servers import KNOWN, SETTINGS, STRATEGIES, SWITCHES
 from cluster.settings.config import Settings
@@ -52,6 +53,7 @@ SAID = {
         "a --lora-modules one=/a two=/b=c --served-model-name x y",
         "--model a --set 'verifier.lora_modules={one: /a, two: /b=c}' --set 'server.served_model_name=[x, y]'",
     ),
+    "a type that is not named": ("a --dtype auto", "--model a; --dtype: float32, or what verifier.dtype names"),
     "adapters": ("--lora-modules one=/a", "--set 'verifier.lora_modules={one: /a}'"),
     "a draft model": (
         """--speculative-config '{"method": "eagle3", "model": "/head", "draft_tensor_parallel_size": 1}'""",
@@ -64,6 +66,28 @@ SAID = {
     ),
     "no JSON": ("--speculative-config ngram", "--set router.strategy=auto; --speculative-config: it is no JSON object"),
 }
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_servers, "count_gpus", lambda: 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            "a -tp 2",
+            "--model a --set verifier.tensor_parallel_size=2 --set verifier.device=cuda --set verifier.dtype=bfloat16",
+        ),
+        ("a --dtype float32", "--model a --set verifier.dtype=float32 --set verifier.device=cuda"),
+        ("a --device cpu", "--model a --set verifier.device=cpu"),
+    ],
+)
+def test_a_gpu_that_theirs_would_take_is_named(given: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_servers, "count_gpus", lambda: 2)
+    found = CliRunner().invoke(app, ["serve", *given.split()]).exception
+    assert f"outrider serve {said} (docs" in str(found)
 
 
 @pytest.mark.parametrize("case", SAID)
@@ -84,10 +108,11 @@ def test_a_port_that_is_not_said_is_refused_as_ever() -> None:
     assert found.exit_code == 2 and "requires an argument" in found.output
 
 
-@pytest.mark.parametrize("page", ["from-vllm.md", "from-sglang.md"])
-def test_every_flag_of_the_tables_is_known(page: str) -> None:
-    rows = [line.split("|")[1] for line in (_DOCS / page).read_text().splitlines() if line.startswith("| ")]
-    flags = {flag for row in rows for flag in re.findall(r"`(--[a-z-]+)", row)}
+@pytest.mark.parametrize("column", [1, 2], ids=["vllm", "sglang"])
+def test_every_flag_of_the_tables_is_known(column: int) -> None:
+    lines = (_DOCS / "from-vllm-or-sglang.md").read_text().splitlines()
+    cells = [line.split("|")[column] for line in lines if line.startswith("| ")]
+    flags = {flag for cell in cells for flag in re.findall(r"`(--[a-z-]+)", cell)}
     assert len(flags) > 15 and flags - _OWN - KNOWN == set()
 
 

@@ -125,7 +125,7 @@ def test_the_ranks_of_a_stage_need_one_pod() -> None:
             "data: {outrider.yaml: '', pods.yaml: ''}\n---\ndata: {outrider.yaml: '', pods.yaml: ''}",
             ("-", None, "holds 2 ConfigMaps"),
         ),
-        ("data: {outrider.yaml: '', pods.yaml: ''}", ("content", "None")),
+        ("data: {outrider.yaml: '', pods.yaml: ''}", ("content", "null")),
         ("[]", ("-", None, "holds 0 ConfigMaps")),
     ],
 )

@@ -37,7 +37,7 @@ def test_every_source_can_be_made(tiny_model: Path, name: str) -> None:
     if SOURCES[name].kind == "model":
         with refuses(ConfigurationError, "drafter.models", f"no weights of {name}"):
             make_source(name, DrafterConfig())
-        with refuses(ConfigurationError, field="trained.target", value="None"):
+        with refuses(ConfigurationError, field="trained.target", value="null"):
             make_source(name, DrafterConfig(trained=replace(trained, target=None)))
     source = make_source(name, DrafterConfig(trained=trained))
     session = source.open(OpenSession(session_id="s", tokens=(1, 2, 1), prompt_length=3, sources=(name,), max_nodes=4))

@@ -165,7 +165,7 @@ def test_a_rule_that_does_not_suit_a_request_is_passed_over() -> None:
         (rule({"time": {"from": "1:00", "to": "2:00", "zone": "Mars"}}), "when.time.zone", "'Mars'", "time zone"),
         (rule({"header": {"Authorization": "x"}}), "when.header.Authorization", "'x'", "ask for tenant or key"),
         (rule({"header": {}}), "when.header", "{}", "a mapping of at least one name"),
-        (rule({"metadata": {"task": True}}), "when.metadata.task", "True", "quote numbers and yes"),
+        (rule({"metadata": {"task": True}}), "when.metadata.task", "true", "quote numbers and yes"),
         (rule({"system_prompt": "["}), "when.system_prompt", "'['", "as RE2 has it"),
         (rule({"system_prompt": "(a)\\1"}), "when.system_prompt", "'(a)\\\\1'", "as RE2 has it"),
         (rule({"system_prompt": "((a{100}){100}){100}"}), "when.system_prompt", "", "as RE2 has it"),
@@ -184,7 +184,7 @@ def test_a_rule_that_does_not_suit_a_request_is_passed_over() -> None:
         (rule(effort="much"), "set.effort", "'much'", "one of paper, measured"),
         (rule() | {"name": "none"}, "name", "'none'", "not none"),
         (rule() | {"override": 1}, "override", "1", "true or false"),
-        ({"name": "one"}, "set", "None", "a mapping"),
+        ({"name": "one"}, "set", "null", "a mapping"),
     ],
 )
 def test_a_wrong_rule_is_refused_by_name(entry: Any, field: str, value: str, allowed: str) -> None:

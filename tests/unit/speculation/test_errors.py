@@ -10,7 +10,8 @@ import pytest
 
 from services.statuses import STATUS, status_of
 from speculation import errors
-from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, ResourceExhausted
+from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, ResourceExhausted, quoted, spelled
+from speculation.types import SamplingParams
 
 
 def subclasses(cls: type) -> set[type]:
@@ -58,6 +59,31 @@ def test_messages_name_field_value_and_limit() -> None:
     assert ResourceExhausted("full", 2.5).retry_after_s == 2.5
 
 
+def test_a_number_that_may_have_decimals_is_no_whole_one() -> None:
+    for given, allowed in (
+        ({"temperature": -1}, "a finite number from 0.001 to 100, or 0"),
+        ({"top_p": 2}, "a finite number above 0, at most 1"),
+        ({"presence_penalty": 3}, "a finite number from -2 to 2"),
+        ({"top_k": -1}, "a whole number from 0 to 4294967295"),
+        ({"seed": -1}, "a whole number from 0 to 18446744073709551615"),
+    ):
+        with pytest.raises(InvalidArgument) as caught:
+            SamplingParams(**given)
+        assert caught.value.allowed == allowed
+
+
+def test_values_are_spelled_as_requests_and_files_have_them() -> None:
+    """Whoever sends JSON, or writes YAML, has no None and no True."""
+    assert str(InvalidArgument("strict", True, "unset")) == "strict is true: must be unset"
+    assert str(InvalidArgument("tools", [{"strict": False}, None], "a mapping")).startswith(
+        "tools is [{'strict': false}, null]:"
+    )
+    assert str(ConfigurationError(field="page", value=False, allowed="true")) == "page is false: must be true"
+    # Texts that look so stay as they were written.
+    assert str(InvalidArgument("stop", "None", "another")) == "stop is None: must be another"
+    assert (quoted("true"), quoted(True), quoted(1), quoted({"a": None})) == ("'true'", "true", "1", "{'a': null}")
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -68,7 +94,7 @@ def test_messages_name_field_value_and_limit() -> None:
             "dtype is fp8, which needs a GPU: must be int8",
         ),
         ({"why": "not JSON", "field": "a.json", "place": "--data"}, "--data: a.json: not JSON"),
-        ({"why": "no index", "field": "model", "value": None}, "model is None: no index"),
+        ({"why": "no index", "field": "model", "value": None}, "model is null: no index"),
         ({"why": "a.json holds nothing", "about": "a.json"}, "a.json holds nothing"),
     ],
 )
@@ -76,6 +102,6 @@ def test_refused_settings_are_said_in_one_sentence(given: dict[str, Any], senten
     error = ConfigurationError(**given)
     assert str(error) == sentence
     assert error.field == given.get("field", given.get("about"))
-    assert error.value == (str(given["value"]) if "value" in given else "")
+    assert error.value == (spelled(given["value"]) if "value" in given else "")
     assert error.allowed == given.get("allowed", "")
     assert vars(pickle.loads(pickle.dumps(error))) == vars(error)

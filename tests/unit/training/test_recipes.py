@@ -43,7 +43,10 @@ def test_values_can_be_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "refusal"),
     [
-        ("kind: head\nsampler: true\npartial_alignment: true\nlearnig_rate: 1\n", ("learnig_rate",)),
+        (
+            "kind: head\nsampler: true\npartial_alignment: true\nlearnig_rate: 1\n",
+            ("learnig_rate", None, "did you mean learning_rate?"),
+        ),
         ("kind: head\nsampler: true\n", ("partial_alignment", "missing")),
         ("kind: hydra\n", ("kind", "hydra")),
         ("kind: streams\nheads: 3\n", ("heads",)),

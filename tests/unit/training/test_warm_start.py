@@ -155,7 +155,7 @@ def test_a_run_that_began_elsewhere_is_not_gone_on_with(
 @pytest.mark.parametrize(
     ("changed", "refusal"),
     [
-        ({"sampler": False}, ("the head's sampler", "True")),
+        ({"sampler": False}, ("the head's sampler", "true")),
         ({"intermediate_size": 24}, ("the head's intermediate_size", 128)),
         ({"size": 64}, ("the head's draft_vocab_size", 128)),
     ],

@@ -80,7 +80,7 @@ def config_of(model: Path, **settings: Any) -> TargetConfig:
         ),
         ({"layer_types": ["full_attention", "odd"]}, ("layer_types", "odd")),
         ({"layer_types": 3}, ("layer_types", 3)),
-        ({"model_type": "bert"}, ("is_decoder", "False")),
+        ({"model_type": "bert"}, ("is_decoder", "false")),
         ({"model_type": "distilbert"}, ("model_type", "distilbert")),
         ({"model_type": "vit"}, ("model_type", "vit")),
         ({"model_type": "foo"}, ("model_type", "foo", "does not know; a newer")),

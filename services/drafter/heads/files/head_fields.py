@@ -13,7 +13,7 @@ from typing import Any
 
 from services.drafter.heads.files.head_config import ACTIVATION_NAMES, FINAL, FIXED, HeadConfig, TargetShape, rope_of
 from services.drafter.heads.files.layouts import DRAFT_IDS, DRAFT_OFFSETS, HeadLayout
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, spelled
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -64,7 +64,7 @@ class HeadFields:
 
     def refuse(self, field: str, value: object, allowed: str) -> ConfigurationError:
         """The error for one field."""
-        shown = str(value)
+        shown = spelled(value)
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         return ConfigurationError(place=f"cannot load the head at {self.where}", field=field, value=shown, allowed=allowed)
 
@@ -206,7 +206,7 @@ def refuse_unserved(fields: HeadFields, more: Mapping[str, tuple[Any, ...]]) -> 
     for name, allowed in (_NEUTRAL | dict(more)).items():
         value = fields.fields.get(name, allowed[0])
         if value not in allowed:
-            raise fields.refuse(name, value, f"{allowed[-1]}: nothing else is implemented")
+            raise fields.refuse(name, value, f"{spelled(allowed[-1])}: nothing else is implemented")
     kind = fields.fields.get("model_type")
     if kind is not None and kind not in _MODEL_TYPES:
         raise fields.refuse("model_type", kind, f"one of {', '.join(_MODEL_TYPES)}: other layers are not implemented")

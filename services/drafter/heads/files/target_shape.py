@@ -50,6 +50,15 @@ def check_tokenizer(folder: Path, target: Path) -> None:
         )
 
 
+def recorded_target(folder: Path) -> str | None:
+    """The model that a checkpoint was trained for, by its record; None: it has none."""
+    try:
+        name = read_json(folder / TRAINING, of="head").get("target")
+    except ConfigurationError:
+        return None
+    return name if isinstance(name, str) else None
+
+
 def recorded_agreement(folder: Path) -> float | None:
     """The share of first guesses that the target chose on held-out text, by the checkpoint's record; None: it has none."""
     try:

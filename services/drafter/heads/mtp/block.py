@@ -137,7 +137,7 @@ def _attend(
             raise ConfigurationError(
                 field=f"{name} of {type(module).__name__} in an MTP layer",
                 value=others[name],
-                allowed="None: it is not implemented",
+                allowed="null: it is not implemented",
             )
     answers = _running.get()
     assert answers is not None

@@ -14,7 +14,7 @@ from services.drafter.heads.files.layouts import COMPUTED
 from services.model_files.folder import text_config
 from services.model_files.mtp_layers import MtpLayerTensors, MtpTensors, find_mtp
 from services.model_files.weights.headers import read_shapes
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, spelled
 
 # Where config.json says how many MTP layers there are.
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers", "num_mtp_layers")
@@ -159,7 +159,7 @@ def _check_fields(fields: HeadFields, found: MtpTensors, target: TargetShape) ->
         raise fields.refuse("num_nextn_predict_layers", len(numbers), why)
     for name, allowed in _NEUTRAL.items():
         if (value := fields.fields.get(name)) not in allowed:
-            raise fields.refuse(name, value, f"{allowed[-1]}: nothing else is implemented")
+            raise fields.refuse(name, value, f"{spelled(allowed[-1])}: nothing else is implemented")
     for name, size in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if fields.number(name, size) != size:
             raise fields.refuse(name, fields.fields[name], f"{size}, the target's: it is another target's")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, spelled
 
 
 class QuantisationFields:
@@ -42,7 +42,7 @@ class QuantisationFields:
         value = self._given.get(key)
         value = missing if value is None else value
         if not any(value == one and type(value) is type(one) for one in allowed):
-            raise self.refusal(key, " or ".join(str(one) for one in allowed))
+            raise self.refusal(key, " or ".join(map(spelled, allowed)))
         return value
 
     def count(self, key: str, missing: int | None = None) -> int:
@@ -97,5 +97,5 @@ class QuantisationFields:
 
 
 def _short(value: object) -> str:
-    text = str(value)
+    text = spelled(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

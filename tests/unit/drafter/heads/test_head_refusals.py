@@ -105,8 +105,8 @@ def proposal(**fields: Any) -> Callable[[HeadCheckpoint], None]:
         # Arithmetic that is not implemented.
         (made.eagle, config(hidden_act="mish"), ("hidden_act", "mish")),
         (made.eagle, config(model_type="gemma2"), ("model_type", "gemma2")),
-        (made.eagle, config(is_causal=False), ("is_causal", "False")),
-        (made.eagle, config(quantization_config={"bits": 4}), ("quantization_config.quant_method", "None")),
+        (made.eagle, config(is_causal=False), ("is_causal", "false")),
+        (made.eagle, config(quantization_config={"bits": 4}), ("quantization_config.quant_method", "null")),
         (made.eagle, config(partial_rotary_factor=0.5), ("partial_rotary_factor", "0.5")),
         (made.eagle, config(rope_parameters={"partial_rotary_factor": 0.5}), ("partial_rotary_factor", "0.5")),
         (made.eagle, config(add_para_norm=True), ("add_para_norm", "true")),
