@@ -261,6 +261,8 @@ class DecodingLoop:
                 await self._faults.failed(error)
 
     async def _step(self) -> None:
+        # Whatever is asked for from here on has a step of its own.
+        self._wake.clear()
         if (lost := self._lost) is not None:
             self._lost = None
             raise lost
@@ -286,7 +288,6 @@ class DecodingLoop:
 
     async def _idle(self) -> None:
         """Wait for something to do. A process that is lost meanwhile is found and replaced before a request waits for it."""
-        self._wake.clear()
         if self._target.processes == 1:
             await self._wake.wait()
             return
