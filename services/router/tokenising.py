@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from services.abandoned import may_be_left
+from speculation.errors import ResourceExhausted
 
 _Result = TypeVar("_Result")
 _THREADS = 3
@@ -51,10 +52,18 @@ class TokenisingPool:
 
         Args:
             tenant: whose text it is; None: not known.
+
+        Raises:
+            ResourceExhausted: the machine has no thread for it.
         """
         name = tenant or ""
         await self._turn(name, characters)
-        running = may_be_left(asyncio.get_running_loop().run_in_executor(self._threads, work))
+        try:
+            running = may_be_left(asyncio.get_running_loop().run_in_executor(self._threads, work))
+        except RuntimeError as error:
+            # Its turn goes on to the next one, or all would wait for ever once this had happened often enough.
+            self._end(name)
+            raise ResourceExhausted(f"no thread can be started to read the text ({error}); try again") from error
         # Also of a caller that has gone: its thread is taken until the work ends.
         running.add_done_callback(lambda _: self._end(name))
         return await asyncio.shield(running)

@@ -21,7 +21,7 @@ from services.router.preparing import Preparation
 from services.router.service import RouterService
 from services.router.tokenising import TokenisingPool
 from services.router.tokens import Tokens
-from speculation.errors import InvalidArgument, PromptTooLong
+from speculation.errors import InvalidArgument, PromptTooLong, ResourceExhausted
 from speculation.messages import VerifierCard
 from tests.lock_held import longest_gap
 from tests.refusals import refuses
@@ -207,6 +207,21 @@ async def test_callers_that_go_together_leave_nothing() -> None:
     assert await pool.run(lambda: True, 1, "two")
     await asyncio.sleep(0)
     assert not pool._of
+
+
+async def test_a_machine_without_threads_takes_no_turn_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = TokenisingPool(threads=1)
+
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        for _ in range(3):
+            with refuses(ResourceExhausted):
+                await pool.run(lambda: True, 1, "one")
+    assert not pool._of
+    assert await asyncio.wait_for(pool.run(lambda: True, 1, "one"), 60)
 
 
 async def test_tokens_that_no_answer_could_have_are_not_spelt_out(tiny_model: Path) -> None:

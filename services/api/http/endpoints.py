@@ -33,7 +33,7 @@ from services.api.messages import RouterPort, TokenSpelling
 from services.api.model_card import ModelCard
 from services.api.readiness import LatelyReady, Readiness
 from services.logs.printable import printable_line
-from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
+from speculation.errors import Cancelled, Internal, InvalidArgument, NotFound, OutriderError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +156,9 @@ class Endpoints:
             if usage:
                 await stream.events([answer.closing()])
             await stream.end()
+        except Cancelled:
+            # Who has taken nothing for so long takes no error either.
+            raise
         except OutriderError as error:
             await stream.fail(await answer.failed(error) or [call.error_body(error)])
         except Exception:

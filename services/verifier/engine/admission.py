@@ -68,7 +68,7 @@ class Admission:
             raise ResourceExhausted(told, wait_s - most_s)
 
     def join(self, request: LiveRequest) -> None:
-        """Let a request wait that was checked. Where too many do, another one is refused: not before this one surely waits."""
+        """Let a request wait that was checked. Where too many do, another one is refused now that this one is sure to."""
         if not request.begun and self._crowded and (other := self._place_of(request.message)) is not None:
             self._end(other, self._no_place())
         request.submitted_at = now()
