@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from services.structured_outputs.checks import check_sampling
 from services.structured_outputs.grammars import MAX_CHOICES, engine_text
-from services.structured_outputs.json_schemas import without_vacuous
+from services.structured_outputs.json_schemas import Asking, without_vacuous
 from speculation.errors import InvalidArgument
 from speculation.limits import MAX_GRAMMAR_CHARACTERS
 from speculation.types import GrammarKind, SamplingParams, StructuredOutputs
@@ -153,3 +153,14 @@ def test_a_pattern_beside_its_own_names_leads_nowhere_no_more() -> None:
     schema |= {"patternProperties": {"^id$": {}}, "additionalProperties": False}
     matcher = LLMatcher(LLTokenizer("byte"), engine_text(StructuredOutputs(kind="json", text=json.dumps(schema))))
     assert matcher.try_consume_tokens(list(b'{"id":5,')) == len(b'{"id":5')
+
+
+def test_of_many_patterns_beside_names_some_are_looked_at() -> None:
+    patterns = {f"^{'(' * number}a{')' * number}$": {} for number in range(100)}
+    schema = {"properties": {"a": {}}, "patternProperties": patterns}
+    kept = without_vacuous(schema)["patternProperties"]
+    assert 50 < len(kept) < 100
+    # All schemas of a request together.
+    asking = Asking()
+    found = [without_vacuous(schema, asking) for _ in range(5)]
+    assert found == [{**schema, "patternProperties": kept}, *[schema] * 4]

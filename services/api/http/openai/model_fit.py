@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 
 from services.api.http.openai.answer_form import format_field, schema_form
@@ -21,6 +22,8 @@ from speculation.types import SamplingParams
 
 # Names of a template's variables that other fields of a request set: the router refuses them as options.
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+# As long, a tool is looked for whose schema made a request's form invalid. One may take half a second.
+_NAMED_WITHIN_S = 1.0
 
 
 def called(card: ModelCard, name: str | None) -> ModelCard:
@@ -188,10 +191,13 @@ def _held_to_calls(tools: ToolUse, sampling: RequestedSampling, card: ModelCard)
 
 
 def of_a_tool(asked: Asked, error: InvalidArgument) -> InvalidArgument:
-    """The same error; where one tool's schema is the reason, it is named. Takes time for each tool."""
+    """The same error; where one tool's schema is the reason, it is named, if it is soon found. Takes time for each tool."""
     if asked.tools is None or asked.form_field not in ("", "tools") or not error.field.startswith("structured_outputs."):
         return error
+    ends = time.monotonic() + _NAMED_WITHIN_S
     for index, (name, schema) in enumerate(asked.tools.schemas.items()):
+        if time.monotonic() > ends:
+            break
         if asked.tools.called not in ("", name) or name not in asked.tools.callable:
             continue
         try:
