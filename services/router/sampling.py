@@ -31,7 +31,7 @@ def complete_sampling(
         bad_words: those of the request, in tokens.
 
     Raises:
-        InvalidArgument: the answer does not fit into the context, or an allowed token is none of the model's; names the field.
+        InvalidArgument: the answer does not fit into the context, or the model has no such token; names the field.
     """
     # Before each choice takes a list to a verifier that is longer than its vocabulary.
     if (greatest := max(asked.allowed_token_ids, default=0)) >= card.vocab_size:

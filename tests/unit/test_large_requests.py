@@ -19,9 +19,11 @@ from services.api.http.json_body import parse_object, read_body
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Refused
 from services.api.messages import ClientRequest, RequestedSampling
+from services.router.sampling import complete_sampling
 from services.router.tokens import Tokens, length_of
 from speculation import limits
-from speculation.errors import PromptTooLong
+from speculation.errors import InvalidArgument, PromptTooLong
+from speculation.messages import VerifierCard
 from tests.refusals import refuses
 
 
@@ -81,3 +83,20 @@ def test_a_body_of_too_many_parts_is_refused_before_it_is_read(many: bytes) -> N
     # In a text they are letters.
     text = '[{":"}]' * 70_000
     assert parse_object(json.dumps({"prompt": [text, '\\"' * 9]}).encode())["prompt"][0] == text
+
+
+def test_allowed_tokens_reach_a_verifier_once_each() -> None:
+    """Each choice is sent them, and the verifier's loop looks at all of them."""
+    wire = pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(allowed_token_ids=[5, 7, 5] * 1000))
+    assert decode_request(wire, tenant=None).sampling.allowed_token_ids == (5, 7)
+    body = {"model": "m", "prompt": "a", "allowed_token_ids": [5, 7, 5] * 1000}
+    assert read_completion(body).sampling.allowed_token_ids == (5, 7)
+
+
+def test_allowed_tokens_outside_the_vocabulary_reach_none() -> None:
+    card = VerifierCard(
+        model="m", max_model_len=32, vocab_size=10, running=0, waiting=0, free_blocks=1, total_blocks=1, bit_exact=True
+    )
+    with refuses(InvalidArgument, field="allowed_token_ids", value=12):
+        complete_sampling(RequestedSampling(allowed_token_ids=(5, *range(10, 13))), card, 3)
+    assert complete_sampling(RequestedSampling(allowed_token_ids=(5, 9)), card, 3).allowed_token_ids == (5, 9)
