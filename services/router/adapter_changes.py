@@ -40,7 +40,8 @@ class AdapterChanges:
             await self._verifier.adapt(order)
         except BaseException:
             try:
-                await self._verifier.adapt(replace(order, step=back))
+                # Also of one who has gone, and whose server stops.
+                await to_the_end(asyncio.create_task(self._verifier.adapt(replace(order, step=back))))
             except OutriderError as error:
                 log.error("not all verifiers have gone back to what they served before: %s", error)
             raise
