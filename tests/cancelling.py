@@ -82,7 +82,7 @@ async def at_every_wait(
             reached = await cancelled_at(work(), at, how)
             try:
                 await after()
-            except AssertionError as error:
+            except (AssertionError, TimeoutError) as error:
                 error.add_note(f"cancelled at its wait {at}, {how}")
                 raise
             places += reached
@@ -120,7 +120,7 @@ async def at_every_turn(
                 task.result()
             try:
                 await after()
-            except AssertionError as error:
+            except (AssertionError, TimeoutError) as error:
                 error.add_note(f"cancelled after {turns} turns of the event loop, and {later} later")
                 raise
             if ended:

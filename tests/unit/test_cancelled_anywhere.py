@@ -54,6 +54,8 @@ async def test_a_tokenising_thread_is_given_back() -> None:
 
     async def beside() -> None:
         others = [asyncio.create_task(pool.run(lambda: time.sleep(0.001), 3, tenant)) for tenant in ("a", "a", "b")]
+        # They have the threads.
+        await asyncio.sleep(0)
         try:
             await pool.run(lambda: time.sleep(0.001), 3, "a")
         finally:
