@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from services.api.http.json_body import parse_object, read_body
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Refused
 from services.api.messages import ClientRequest, RequestedSampling
+from services.router.generic_tools import calls_as_text
 from services.router.sampling import complete_sampling
 from services.router.tokens import Tokens, length_of
 from speculation import limits
@@ -100,3 +102,14 @@ def test_allowed_tokens_outside_the_vocabulary_reach_none() -> None:
     with refuses(InvalidArgument, field="allowed_token_ids", value=12):
         complete_sampling(RequestedSampling(allowed_token_ids=(5, *range(10, 13))), card, 3)
     assert complete_sampling(RequestedSampling(allowed_token_ids=(5, 9)), card, 3).allowed_token_ids == (5, 9)
+
+
+def test_many_calls_become_text_in_a_time_that_grows_as_they_do() -> None:
+    """Written one behind the other, each copied all before it: 20,000 took eleven seconds of everybody's."""
+    call = {"function": {"name": "f", "arguments": {"a": "x" * 60}}}
+    began = time.perf_counter()
+    (message,) = calls_as_text([{"role": "assistant", "content": "Look:", "tool_calls": [call] * 20_000}])
+    assert message["content"].startswith("Look:\n<tool_call>") and message["content"].count("<tool_call>") == 20_000
+    assert time.perf_counter() - began < 3.0
+    answers = [{"role": "tool", "tool_call_id": "1", "content": "y"}] * 3
+    assert [each["content"].count("y") for each in calls_as_text([*answers, message, *answers])] == [3, 0, 3]
