@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from starlette.datastructures import Headers
+from typing_extensions import override
 
 from outrider.v1 import generation_pb2 as pb
 from services.access.gate import Gate
@@ -23,6 +24,7 @@ from services.api.messages import ClientRequest, RequestedSampling
 from services.router.generic_tools import calls_as_text
 from services.router.sampling import complete_sampling
 from services.router.tokens import Tokens, length_of
+from services.tool_formats.raw_json import begun_members
 from speculation import limits
 from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.messages import VerifierCard
@@ -113,3 +115,20 @@ def test_many_calls_become_text_in_a_time_that_grows_as_they_do() -> None:
     assert time.perf_counter() - began < 3.0
     answers = [{"role": "tool", "tool_call_id": "1", "content": "y"}] * 3
     assert [each["content"].count("y") for each in calls_as_text([*answers, message, *answers])] == [3, 0, 3]
+
+
+def test_a_cut_object_of_many_members_is_not_copied_for_each() -> None:
+    copied = 0
+
+    class Counted(str):
+        @override
+        def __getitem__(self, place: Any) -> str:
+            nonlocal copied
+            found = super().__getitem__(place)
+            copied += len(found)
+            return found
+
+    text = "{" + ", ".join(f'"k{number}": 1' for number in range(1000)) + ', "cut": [1, 2'
+    found = begun_members(Counted(text))
+    assert (len(found), found["k7"], found["cut"]) == (1001, "1", "[1, 2")
+    assert copied < 4 * len(text)
