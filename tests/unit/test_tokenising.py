@@ -14,16 +14,19 @@ from tokenizers import Tokenizer, processors
 
 from services.api.http.openai.token_requests import read_tokenize
 from services.api.messages import ChatMessage, ClientRequest, RequestedSampling
+from services.fair_threads import FairThreads
 from services.router.config import RouterConfig
 from services.router.conversations import Conversations
 from services.router.named_templates import ChatTemplates
 from services.router.preparing import Preparation
 from services.router.service import RouterService
-from services.router.tokenising import TokenisingPool
 from services.router.tokens import Tokens
+from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from speculation.errors import InvalidArgument, PromptTooLong, ResourceExhausted
 from speculation.messages import VerifierCard
+from speculation.types import SamplingParams, StructuredOutputs
 from tests.lock_held import longest_gap
+from tests.patience import PATIENCE_S
 from tests.refusals import refuses
 from tests.tiny import make_tiny_tokenizer
 
@@ -104,7 +107,7 @@ def test_no_text_that_fits_is_refused_by_its_length(tiny_model: Path) -> None:
 
 
 async def test_what_nobody_waits_for_is_not_done() -> None:
-    pool, go = TokenisingPool(threads=1), threading.Event()
+    pool, go = FairThreads("tokenising", 1), threading.Event()
     done: list[str] = []
 
     def work(name: str) -> str:
@@ -122,7 +125,7 @@ async def test_what_nobody_waits_for_is_not_done() -> None:
 
 
 async def test_an_error_that_nobody_waits_for_is_not_logged() -> None:
-    pool, begun, go, logged = TokenisingPool(threads=1), threading.Event(), threading.Event(), list[dict[str, Any]]()
+    pool, begun, go, logged = FairThreads("tokenising", 1), threading.Event(), threading.Event(), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
 
     def fails() -> None:
@@ -142,7 +145,7 @@ async def test_an_error_that_nobody_waits_for_is_not_logged() -> None:
 
 
 async def test_a_turn_that_comes_to_one_who_leaves_goes_on_to_the_next() -> None:
-    pool, go = TokenisingPool(threads=1), threading.Event()
+    pool, go = FairThreads("tokenising", 1), threading.Event()
     running = asyncio.create_task(pool.run(lambda: go.wait(60), 1))
     await asyncio.sleep(0)
     leaves, stays = (asyncio.create_task(pool.run(lambda: True, 1)) for _ in range(2))
@@ -156,12 +159,12 @@ async def test_a_turn_that_comes_to_one_who_leaves_goes_on_to_the_next() -> None
 
 
 async def test_a_burst_waits() -> None:
-    pool = TokenisingPool()
+    pool = FairThreads("tokenising", 3)
     assert await asyncio.gather(*(pool.run(lambda: True, 10, "one") for _ in range(2000))) == [True] * 2000
 
 
 async def test_one_tenants_texts_leave_room_for_those_of_others() -> None:
-    pool, go = TokenisingPool(threads=1), threading.Event()
+    pool, go = FairThreads("tokenising", 1), threading.Event()
     done: list[str] = []
     first = asyncio.create_task(pool.run(lambda: go.wait(60), 1))
     await asyncio.sleep(0)
@@ -175,7 +178,7 @@ async def test_one_tenants_texts_leave_room_for_those_of_others() -> None:
 
 async def test_no_tenant_has_all_threads() -> None:
     """A long text cannot be stopped: were it in every thread, others would wait for as long as it takes."""
-    pool, go = TokenisingPool(), threading.Event()
+    pool, go = FairThreads("tokenising", 3), threading.Event()
     greedy = [asyncio.create_task(pool.run(lambda: go.wait(60), 10**6, "greedy")) for _ in range(8)]
     await asyncio.sleep(0)
     assert await asyncio.wait_for(pool.run(lambda: "at once", 10, "other"), 10) == "at once"
@@ -193,7 +196,7 @@ async def test_no_tenant_has_all_threads() -> None:
 
 
 async def test_callers_that_go_together_leave_nothing() -> None:
-    pool, go = TokenisingPool(threads=1), threading.Event()
+    pool, go = FairThreads("tokenising", 1), threading.Event()
     running = asyncio.create_task(pool.run(lambda: go.wait(60), 1, "one"))
     await asyncio.sleep(0)
     waiting = [asyncio.create_task(pool.run(lambda: True, 1, name)) for name in ("one", "two", "two") for _ in range(500)]
@@ -210,7 +213,7 @@ async def test_callers_that_go_together_leave_nothing() -> None:
 
 
 async def test_a_machine_without_threads_takes_no_turn_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = TokenisingPool(threads=1)
+    pool = FairThreads("tokenising", 1)
 
     def none_left(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -251,3 +254,24 @@ def test_what_a_template_says_is_clipped_and_plain(tiny_model: Path, monkeypatch
 def test_penalties_that_overflow_are_refused(penalty: float) -> None:
     with refuses(InvalidArgument, field="repetition_penalty", allowed="a finite number from 0.01 to 10"):
         RequestedSampling(repetition_penalty=penalty)
+
+
+async def test_grammars_of_one_tenant_delay_those_of_others_once(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may take the engine half a second, and a tenant may send as many as it has requests."""
+    grammars, go, opened = CompiledGrammars(str(tiny_model), 320, frozenset({0})), threading.Event(), list[str]()
+
+    def open_one(structured: StructuredOutputs, _: object) -> None:
+        assert go.wait(PATIENCE_S)
+        opened.append(structured.text)
+
+    monkeypatch.setattr(grammars, "_open", open_one)
+
+    async def asked(text: str, tenant: str) -> None:
+        await grammars.open(SamplingParams(structured_outputs=StructuredOutputs(kind="regex", text=text)), (), tenant)
+
+    calls = [asyncio.create_task(asked(*each)) for each in [("a", "greedy")] * 6 + [("b", "other")] * 2]
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(*calls)
+    grammars.stop()
+    assert [at for at, text in enumerate(opened) if text == "b"] in ([1, 3], [2, 4])

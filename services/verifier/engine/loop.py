@@ -212,7 +212,7 @@ class DecodingLoop:
         if self._grammars is None:
             raise InvalidArgument("structured_outputs", "set", "unset: nothing here compiles grammars")
         self._check(message)
-        return await self._grammars.open(message.sampling, message.committed)
+        return await self._grammars.open(message.sampling, message.committed, message.tenant)
 
     def _check(self, message: GenerationRequest) -> None:
         # Requests are accepted while the target is being rebuilt, and wait.
