@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from starlette.datastructures import Headers
@@ -16,10 +18,15 @@ from typing_extensions import override
 from outrider.v1 import generation_pb2 as pb
 from services.access.gate import Gate
 from services.access.key_ring import KeyRing
+from services.api.config import HttpConfig, PublicServerConfig
 from services.api.grpc.messages import decode_request
+from services.api.http.endpoints import Endpoints
 from services.api.http.json_body import parse_object, read_body
+from services.api.http.openai import model_fit
+from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Refused
+from services.api.http.openai.model_fit import unused_form
 from services.api.messages import ClientRequest, RequestedSampling
 from services.router.generic_tools import calls_as_text
 from services.router.sampling import complete_sampling
@@ -28,7 +35,10 @@ from services.tool_formats.raw_json import begun_members
 from speculation import limits
 from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.messages import VerifierCard
+from speculation.types import SamplingParams
+from tests.patience import PATIENCE_S
 from tests.refusals import refuses
+from tests.scripted_router import ScriptedRouter
 
 
 class Unread(tuple[int, ...]):
@@ -132,3 +142,30 @@ def test_a_cut_object_of_many_members_is_not_copied_for_each() -> None:
     found = begun_members(Counted(text))
     assert (len(found), found["k7"], found["cut"]) == (1001, "1", "[1, 2")
     assert copied < 4 * len(text)
+
+
+async def test_forms_that_take_the_engine_long_are_checked_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the threads in which all bodies are read and all long answers written."""
+    ends = Endpoints(ScriptedRouter(), Gate(KeyRing()), HttpConfig(port=0, public=PublicServerConfig(port=0)), bytes)
+    go, checked = threading.Event(), list[tuple[str, str]]()
+
+    def check(params: SamplingParams) -> None:
+        assert go.wait(PATIENCE_S) and params.structured_outputs is not None
+        checked.append((threading.current_thread().name, params.structured_outputs.text))
+
+    monkeypatch.setattr(model_fit, "check_sampling", check)
+
+    async def asks(tenant: str, name: str) -> None:
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"title": name}}}
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": "required"}
+        call = cast(Any, SimpleNamespace(known_caller=SimpleNamespace(tenant=tenant)))
+        asked = read_chat({**body, "response_format": form})
+        assert await unused_form(asked, ends.aside(call), strict=False) == ("response_format",)
+
+    calls = [asyncio.create_task(asks(*each)) for each in [("greedy", "many")] * 5 + [("other", "one")]]
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(*calls)
+    assert {name.partition("_")[0] for name, _ in checked} == {"checks"}
+    assert "one" in checked[1][1] or "one" in checked[2][1]

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from services.access.gate import Gate
@@ -23,7 +24,7 @@ from services.api.http.openai.completion_answer import CompletionAnswer
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Headers, Refused
 from services.api.http.openai.generation import Prepared, RunningChoices, expected, named, own_names, prepare
-from services.api.http.openai.model_fit import called, of_a_tool
+from services.api.http.openai.model_fit import Aside, called, of_a_tool
 from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
@@ -32,6 +33,7 @@ from services.api.http.page import DOCS, page
 from services.api.messages import RouterPort, TokenSpelling
 from services.api.model_card import ModelCard
 from services.api.readiness import LatelyReady, Readiness
+from services.fair_threads import FairThreads
 from services.logs.printable import printable_line
 from speculation.errors import Cancelled, Internal, InvalidArgument, NotFound, OutriderError, Unavailable
 
@@ -63,6 +65,8 @@ class Endpoints:
         self._config = config
         self._exposition = exposition
         self._readiness = Readiness(router)
+        # Checks that take the grammars' engine long: not in the threads that all answers share.
+        self._checks = FairThreads("checks", 1)
         self._started = int(time.time())
         self._ready = LatelyReady(self._readiness.ready)
         self._state = LatelyKnownState(router)
@@ -77,6 +81,11 @@ class Endpoints:
         """POST /v1/completions"""
         asked = await self.read(call, read_completion)
         await call.unless_gone(self.generate(call, asked, CompletionAnswer, "Completions"))
+
+    def aside(self, call: HttpCall) -> Aside:
+        """Makes checks for a call; those of one tenant's calls hold up others' only once."""
+        tenant = call.known_caller.tenant
+        return lambda check: self._checks.run(check, 1, tenant)
 
     async def read(self, call: HttpCall, read: Callable[[dict[str, Any]], _Read]) -> _Read:
         """What ``read`` makes of the body, while its arrival counts for the key."""
@@ -105,13 +114,14 @@ class Endpoints:
             async with self._gate.hold(
                 call.known_caller, expected(asked, base), method=method, counted_as=counted_as
             ) as slots:
-                prepared = await prepare(asked, self._router, base, strict=self._config.unknown_fields == "refuse")
+                strict = self._config.unknown_fields == "refuse"
+                prepared = await prepare(asked, self._router, base, self.aside(call), strict=strict)
                 slots.charge(prepared.requests)
                 answer = form(asked, prepared, self._router, call.request_id, int(time.time()))
                 async with RunningChoices(self._router, prepared.requests, slots.admit) as running:
                     await self._told(call, asked, running, answer, private)
         except InvalidArgument as error:
-            raise named(await asyncio.to_thread(of_a_tool, asked, error), own_names(asked)) from error
+            raise named(await self.aside(call)(partial(of_a_tool, asked, error)), own_names(asked)) from error
 
     async def _told(
         self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerInProgress, private: int | None
@@ -168,6 +178,7 @@ class Endpoints:
 
     async def stop(self) -> None:
         """End what goes on beside requests."""
+        self._checks.stop()
         await self._readiness.stop()
 
     async def models(self, call: HttpCall) -> None:

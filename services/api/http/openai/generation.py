@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from services.access.gate import Visit
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.model_fit import called, check_infill, check_tools, formed, readable, unused_form
+from services.api.http.openai.model_fit import Aside, called, check_infill, check_tools, formed, readable, unused_form
 from services.api.http.openai.oldest_turns import fitting
 from services.api.http.openai.prompt_thought import begins_thought
 from services.api.http.openai.request import Asked, Input
@@ -80,19 +80,20 @@ def expected(asked: Asked, base: ClientRequest) -> list[ClientRequest]:
     return [replace(known, input=source) for source in asked.inputs for _ in range(asked.n)]
 
 
-async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, strict: bool = False) -> Prepared:
+async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, aside: Aside, *, strict: bool = False) -> Prepared:
     """Complete a request with the defaults of OpenAI's API and of the model.
 
     Every prompt is tokenised once, for all of its choices.
 
     Args:
         base: tenant, request id, trace, and the longest answer that its caller may have.
+        aside: makes checks that take long.
         strict: options that the chat template does not read are refused, not left out.
 
     Raises:
         OutriderError: the request cannot be served; names the field as the request spells it.
     """
-    card, asked, ignored = await fitted(asked, router, strict=strict)
+    card, asked, ignored = await fitted(asked, router, aside, strict=strict)
     if asked.compare and (answers := asked.n * len(asked.inputs)) > 1:
         raise Refused("speculation.compare", ", ".join(asked.compare), f"unset where a request has {answers} answers")
     whole = [
@@ -169,11 +170,13 @@ def _check_together(asked: Asked, requests: Sequence[ClientRequest], card: Model
         raise Refused(asked.length_field, f"{wanted} for all choices", f"at most {most} for all choices together")
 
 
-async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[ModelCard, Asked, tuple[str, ...]]:
+async def fitted(
+    asked: Asked, router: RouterPort, aside: Aside, *, strict: bool
+) -> tuple[ModelCard, Asked, tuple[str, ...]]:
     """The model, the request as it fits the model, and the names of fields that have no effect.
 
     Args:
-        strict: as of ``prepare``.
+        aside, strict: as of ``prepare``.
 
     Raises:
         OutriderError: there is no such model, or it cannot do what is asked.
@@ -182,7 +185,7 @@ async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[Mod
     asked, ignored = readable(asked, card, strict=strict)
     check_tools(asked, card)
     check_infill(asked, card)
-    return card, asked, ignored + await unused_form(asked, strict=strict)
+    return card, asked, ignored + await unused_form(asked, aside, strict=strict)
 
 
 async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, card: ModelCard) -> tuple[int, ...]:

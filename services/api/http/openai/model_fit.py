@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from services.api.http.openai.answer_form import format_field, schema_form
 from services.api.http.openai.chat_request import EFFORT
@@ -22,6 +24,8 @@ from speculation.types import SamplingParams
 
 # Names of a template's variables that other fields of a request set: the router refuses them as options.
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+# Makes a check that takes long where it holds up nobody else.
+Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
 # As long, a tool is looked for whose schema made a request's form invalid. One may take half a second.
 _NAMED_WITHIN_S = 1.0
 
@@ -102,7 +106,7 @@ def _known_options(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Aske
     return replace(asked, chat=chat), named
 
 
-async def unused_form(asked: Asked, *, strict: bool) -> tuple[str, ...]:
+async def unused_form(asked: Asked, aside: Aside, *, strict: bool) -> tuple[str, ...]:
     """The name of the field that asks for a form of text where the answer is calls; none: no field does.
 
     Args:
@@ -118,7 +122,7 @@ async def unused_form(asked: Asked, *, strict: bool) -> tuple[str, ...]:
         allowed = "unset where tool_choice makes the answer calls, which have no text"
         raise Refused("response_format", "set", allowed, "unsupported_parameter")
     try:
-        await asyncio.to_thread(check_sampling, SamplingParams(max_tokens=1, structured_outputs=form))
+        await aside(partial(check_sampling, SamplingParams(max_tokens=1, structured_outputs=form)))
     except InvalidArgument as error:
         raise Refused(format_field(form), error.value, error.allowed) from error
     return ("response_format",)
