@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from services.structured_outputs import checks
 from services.structured_outputs.checks import check_sampling
 from services.structured_outputs.grammars import MAX_CHOICES, engine_text
 from services.structured_outputs.json_schemas import Asking, without_vacuous
@@ -164,3 +166,21 @@ def test_of_many_patterns_beside_names_some_are_looked_at() -> None:
     asking = Asking()
     found = [without_vacuous(schema, asking) for _ in range(5)]
     assert found == [{**schema, "patternProperties": kept}, *[schema] * 4]
+
+
+def test_choices_of_one_form_have_it_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+
+    def engine_text_of(structured: StructuredOutputs) -> str:
+        checked.append(structured.text)
+        return engine_text(structured)
+
+    monkeypatch.setattr(checks, "engine_text", engine_text_of)
+    for _ in range(3):
+        check_sampling(sampling("regex", "checked-once"))
+        with pytest.raises(InvalidArgument):
+            check_sampling(sampling("regex", "(checked-often"))
+        # Its companions may differ.
+        with pytest.raises(InvalidArgument, match="min_tokens"):
+            check_sampling(replace(sampling("regex", "checked-once"), min_tokens=2))
+    assert checked == ["checked-once", *["(checked-often"] * 3]
