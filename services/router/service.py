@@ -177,6 +177,7 @@ class RouterService:
         ]
 
     async def forget(self, tenant: str) -> None:
+        self._preparation.forget()
         await self._verifier.forget(tenant)
         if self._learning is not None:
             await self._learning.forget(tenant)

@@ -19,6 +19,7 @@ from services.router.config import RouterConfig
 from services.router.conversations import Conversations
 from services.router.named_templates import ChatTemplates
 from services.router.preparing import Preparation
+from services.router.rules.rule_book import RuleBook
 from services.router.service import RouterService
 from services.router.tokens import Tokens
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
@@ -275,3 +276,28 @@ async def test_grammars_of_one_tenant_delay_those_of_others_once(tiny_model: Pat
     await asyncio.gather(*calls)
     grammars.stop()
     assert [at for at, text in enumerate(opened) if text == "b"] in ([1, 3], [2, 4])
+
+
+async def test_what_choices_have_in_common_is_tokenised_once(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[str]()
+    own = Tokens.encode_answer
+    monkeypatch.setattr(Tokens, "encode_answer", lambda self, text: (read.append(text), own(self, text))[1])
+    tokens = Tokens(str(tiny_model))
+    config = RouterConfig(model_path=str(tiny_model))
+    preparation = Preparation(config, tokens, RuleBook(config), None)
+    card = await Card().describe()
+
+    def asked(tenant: str) -> None:
+        sampling = RequestedSampling(max_tokens=1, bad_words=("fox",))
+        request = ClientRequest(input="a", sampling=sampling, prediction="the quick brown fox", tenant=tenant)
+        made = preparation.prepare(request, card, 0).request
+        assert made.prediction == own(tokens, "the quick brown fox") and len(made.sampling.bad_words) == 2
+
+    for _ in range(3):
+        asked("one")
+    assert read.count("the quick brown fox") == read.count("fox") == 1
+    # Nobody's are quicker for what another has sent, nor for what was to be forgotten.
+    asked("other")
+    preparation.forget()
+    asked("one")
+    assert read.count("the quick brown fox") == read.count("fox") == 3
