@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from services.abandoned import may_be_left
-from speculation.errors import ResourceExhausted
+from speculation.errors import NotBegun, ResourceExhausted
 
 _Result = TypeVar("_Result")
 
@@ -42,6 +42,7 @@ class FairThreads:
 
     def __init__(self, name: str, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._stopped = False
         self._free = threads
         self._most_of_one = max(1, threads - 1)
         # Who has texts here, running or waiting.
@@ -55,6 +56,7 @@ class FairThreads:
 
         Raises:
             ResourceExhausted: the machine has no thread for it.
+            NotBegun: the threads were stopped before its turn.
         """
         name = tenant or ""
         await self._turn(name, characters)
@@ -63,6 +65,8 @@ class FairThreads:
         except RuntimeError as error:
             # Its turn goes on to the next one, or all would wait for ever once this had happened often enough.
             self._end(name)
+            if self._stopped:
+                raise NotBegun("it is being stopped") from error
             raise ResourceExhausted(f"no thread can be started for the text ({error}); try again") from error
         # Also of a caller that has gone: its thread is taken until the work ends.
         running.add_done_callback(lambda _: self._end(name))
@@ -70,6 +74,7 @@ class FairThreads:
 
     def stop(self) -> None:
         """End the threads; what they have begun goes on to its end."""
+        self._stopped = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _turn(self, name: str, characters: int) -> None:

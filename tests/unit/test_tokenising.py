@@ -23,7 +23,7 @@ from services.router.rules.rule_book import RuleBook
 from services.router.service import RouterService
 from services.router.tokens import Tokens
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
-from speculation.errors import InvalidArgument, PromptTooLong, ResourceExhausted
+from speculation.errors import InvalidArgument, NotBegun, PromptTooLong, ResourceExhausted
 from speculation.messages import VerifierCard
 from speculation.types import SamplingParams, StructuredOutputs
 from tests.lock_held import longest_gap
@@ -301,3 +301,14 @@ async def test_what_choices_have_in_common_is_tokenised_once(tiny_model: Path, m
     preparation.forget()
     asked("one")
     assert read.count("the quick brown fox") == read.count("fox") == 3
+
+
+async def test_who_waits_when_threads_are_stopped_hears_of_it() -> None:
+    pool, go = FairThreads("tokenising", 1), threading.Event()
+    running, *waiting = (asyncio.create_task(pool.run(lambda: go.wait(60), 1)) for _ in range(3))
+    await asyncio.sleep(0)
+    pool.stop()
+    go.set()
+    assert await running
+    told = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
+    assert [type(each) for each in told] == [NotBegun] * 2
