@@ -21,6 +21,7 @@ from services.access.key_ring import KeyRing
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http.app import HttpApp
 from services.api.http.responses.stored_responses import ResponsesInMemory
+from services.api.readiness import LatelyReady, Readiness
 from services.fair_threads import FairThreads
 from services.links.in_process import InProcessDraftLink
 from services.router.adapter_changes import AdapterChanges
@@ -341,3 +342,17 @@ async def test_an_adapter_is_at_all_verifiers_or_at_none(change: str) -> None:
 
     await alike()
     assert await at_every_turn(load if change == "load" else unload, alike, tuple(range(8))) > 20
+
+
+async def test_who_asks_a_server_that_stops_hears_that_it_is_not_ready() -> None:
+    class Hanging(ScriptedRouter):
+        @override
+        async def ready(self) -> bool:
+            await asyncio.Event().wait()
+            return True
+
+    readiness = Readiness(Hanging())
+    asked = asyncio.create_task(LatelyReady(readiness.ready)())
+    await asyncio.sleep(0.01)
+    await readiness.stop()
+    assert not await asked
