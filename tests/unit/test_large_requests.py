@@ -26,7 +26,7 @@ from services.api.http.openai import model_fit
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.model_fit import unused_form
+from services.api.http.openai.model_fit import of_a_tool, unused_form
 from services.api.messages import ClientRequest, RequestedSampling
 from services.router.generic_tools import calls_as_text
 from services.router.sampling import complete_sampling
@@ -169,3 +169,17 @@ async def test_forms_that_take_the_engine_long_are_checked_by_turns(monkeypatch:
     await asyncio.gather(*calls)
     assert {name.partition("_")[0] for name, _ in checked} == {"checks"}
     assert "one" in checked[1][1] or "one" in checked[2][1]
+
+
+async def test_a_tool_of_no_form_is_looked_for_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 128 may take the engine half a second."""
+    tools = [{"type": "function", "function": {"name": f"f{at}", "parameters": {"type": "hiccup"}}} for at in range(2)]
+    asked = read_chat({"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": "required"})
+    error = InvalidArgument("structured_outputs.grammar", "x", "valid")
+
+    async def at_once(check: Any) -> Any:
+        return check()
+
+    assert (await of_a_tool(asked, error, at_once)).field == "tools[0].function.parameters"
+    monkeypatch.setattr(model_fit, "_NAMED_WITHIN_S", -1.0)
+    assert await of_a_tool(asked, error, at_once) is error

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 from services.access.gate import Gate
@@ -121,7 +120,7 @@ class Endpoints:
                 async with RunningChoices(self._router, prepared.requests, slots.admit) as running:
                     await self._told(call, asked, running, answer, private)
         except InvalidArgument as error:
-            raise named(await self.aside(call)(partial(of_a_tool, asked, error)), own_names(asked)) from error
+            raise named(await of_a_tool(asked, error, self.aside(call)), own_names(asked)) from error
 
     async def _told(
         self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerInProgress, private: int | None

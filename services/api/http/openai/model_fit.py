@@ -194,15 +194,20 @@ def _held_to_calls(tools: ToolUse, sampling: RequestedSampling, card: ModelCard)
     return sampling
 
 
-def of_a_tool(asked: Asked, error: InvalidArgument) -> InvalidArgument:
+async def of_a_tool(asked: Asked, error: InvalidArgument, aside: Aside) -> InvalidArgument:
     """The same error; where one tool's schema is the reason, it is named, if it is soon found. Takes time for each tool."""
     if asked.tools is None or asked.form_field not in ("", "tools") or not error.field.startswith("structured_outputs."):
         return error
+    found: InvalidArgument = await aside(partial(_of_a_tool, asked.tools, error))
+    return found
+
+
+def _of_a_tool(tools: ToolUse, error: InvalidArgument) -> InvalidArgument:
     ends = time.monotonic() + _NAMED_WITHIN_S
-    for index, (name, schema) in enumerate(asked.tools.schemas.items()):
+    for index, (name, schema) in enumerate(tools.schemas.items()):
         if time.monotonic() > ends:
             break
-        if asked.tools.called not in ("", name) or name not in asked.tools.callable:
+        if tools.called not in ("", name) or name not in tools.callable:
             continue
         try:
             check_sampling(SamplingParams(max_tokens=1, structured_outputs=schema_form(schema, "tools")))
