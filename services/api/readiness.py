@@ -30,6 +30,9 @@ class Readiness:
         if not self._asking.done():
             return False
         asked, self._asking = self._asking, None
+        if asked.cancelled():
+            # The server stops.
+            return False
         if (error := asked.exception()) is not None:
             log.error("the router's readiness could not be checked", exc_info=error)
             return False

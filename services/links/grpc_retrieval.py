@@ -136,9 +136,10 @@ async def _requests(
                 size += waiting[-1].size
             # Callers that have given up meanwhile need no answer.
             batch = [each for each in waiting if not each.answer.done()]
-        if len(sent) >= _MOST_UNANSWERED:
-            raise Unavailable("the retrieval service does not answer")
+        # Its callers hear of the end, too.
         sent[batch_id] = batch
+        if len(sent) > _MOST_UNANSWERED:
+            raise Unavailable("the retrieval service does not answer")
         yield codec.encode_queries(batch_id, [waiting.query for waiting in batch])
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from dataclasses import replace
 
+from services.abandoned import to_the_end
 from speculation import limits
 from speculation.adapters import AdapterOrder, AdapterStep
 from speculation.errors import OutriderError
@@ -29,7 +31,8 @@ class AdapterChanges:
         """As ``services.api.weights_port.WeightsPort.unload_adapter``."""
         order = AdapterOrder(order_id=uuid.uuid4().hex, step="close", name=name, within_s=limits.UNLOAD_S)
         await self._or_back(order, "open")
-        await self._verifier.adapt(replace(order, step="drop"))
+        # Whoever has gone meanwhile: all drop it, or none.
+        await to_the_end(asyncio.create_task(self._verifier.adapt(replace(order, step="drop"))))
 
     async def _or_back(self, order: AdapterOrder, back: AdapterStep) -> None:
         """Take a step, or go back where not all verifiers can."""
@@ -37,7 +40,8 @@ class AdapterChanges:
             await self._verifier.adapt(order)
         except BaseException:
             try:
-                await self._verifier.adapt(replace(order, step=back))
+                # Also of one who has gone, and whose server stops.
+                await to_the_end(asyncio.create_task(self._verifier.adapt(replace(order, step=back))))
             except OutriderError as error:
                 log.error("not all verifiers have gone back to what they served before: %s", error)
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 # The form in which the instructions ask for calls, a name in ``services.tool_formats``.
@@ -43,19 +44,17 @@ def with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], *, s
 def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages in which calls, and what tools have answered, are text. Answers in a row are one message."""
     shown: list[dict[str, Any]] = []
-    answers = False
-    for message in messages:
-        entry = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
-        if message["role"] == "tool":
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if answers:
-                shown[-1]["content"] += f"\n{text}"
-                continue
-            entry = {"role": "user", "content": text}
-        for call in message.get("tool_calls", ()):
-            entry["content"] = f"{entry['content']}\n<tool_call>\n{_called(call['function'])}\n</tool_call>".lstrip("\n")
-        answers = message["role"] == "tool"
-        shown.append(entry)
+    for answers, run in groupby(messages, lambda message: message["role"] == "tool"):
+        if answers:
+            told = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in run]
+            shown.append({"role": "user", "content": "\n".join(told)})
+            continue
+        for message in run:
+            entry = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
+            calls = [f"<tool_call>\n{_called(call['function'])}\n</tool_call>" for call in message.get("tool_calls", ())]
+            if calls:
+                entry["content"] = "\n".join([entry["content"], *calls]).lstrip("\n")
+            shown.append(entry)
     return shown
 
 

@@ -16,8 +16,8 @@ from speculation.ports import VerifierPort
 
 log = logging.getLogger(__name__)
 
-# Verifiers that may fail at one token of a request.
-_MOST_FAILED = 2
+# Verifiers that may fail at one token of a request; refusals in a row from which on nobody is thought to go on with it.
+_MOST_FAILED, _MOST_REFUSED = 2, 4
 
 
 class Migration:
@@ -40,7 +40,8 @@ class Migration:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         """A verifier's events. If it dies, another one continues after the committed tokens: same seed, same tokens.
 
-        One with another arithmetic refuses to, and the next one is asked.
+        One with another arithmetic refuses to, and the next one is asked. Where all refuse, an answer that is sent as a
+        whole begins once more: nobody has seen anything of it.
 
         A request at which two verifiers have failed, the second without a token, may be the cause, and is not tried on a
         third one. Verifiers whose machines were taken away do not count.
@@ -48,6 +49,7 @@ class Migration:
         trouble = _Trouble(self._timeout_s, self._delays_s)
         committed: list[int] = []
         arithmetic = ""
+        again = False
         attempt = 0
         while True:
             # A new id for each attempt: the verifier may be alive and still hold the abandoned attempt.
@@ -60,6 +62,8 @@ class Migration:
                     if trouble.lost:
                         self._migrations.add(1, "continued")
                     if isinstance(event, Progress):
+                        if again:
+                            event, again = replace(event, restarted=True), False
                         if event.restarted:
                             committed.clear()
                         committed += event.token_ids
@@ -78,6 +82,9 @@ class Migration:
             finally:
                 await events.aclose()
             await self._pause(trouble)
+            if request.whole and committed and trouble.refused >= _MOST_REFUSED:
+                committed.clear()
+                arithmetic, again = "", True
             attempt += 1
 
     async def _pause(self, trouble: _Trouble) -> None:
@@ -108,13 +115,14 @@ class _Trouble:
 
     Attributes:
         error: the last one.
+        refused: how often in a row a verifier that was there would not go on.
     """
 
     def __init__(self, timeout_s: float, delays_s: Sequence[float]) -> None:
         self.error: OutriderError = Unavailable("")
         self._timeout_s, self._delays_s = timeout_s, delays_s
         self._lost_at: float | None = None
-        self._delays = self._failed = self._committed = 0
+        self._delays = self._failed = self._committed = self.refused = 0
 
     @property
     def lost(self) -> bool:
@@ -124,6 +132,7 @@ class _Trouble:
     def add(self, error: Unavailable | ResourceExhausted, committed: int) -> None:
         """Note that an attempt failed, with so many tokens committed."""
         self.error = error
+        self.refused = self.refused + 1 if isinstance(error, NotBegun) else 0
         if isinstance(error, Unavailable) and not isinstance(error, NotBegun):
             self._lost_at = _now() if self._lost_at is None else self._lost_at
             if isinstance(error, NodeTaken):
@@ -133,7 +142,7 @@ class _Trouble:
 
     def over(self) -> None:
         """Note that a verifier answers."""
-        self._lost_at, self._delays = None, 0
+        self._lost_at, self._delays, self.refused = None, 0, 0
 
     def delay_s(self) -> float | None:
         """Seconds to wait before the next attempt; None: there is to be none."""

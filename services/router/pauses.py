@@ -8,6 +8,7 @@ import uuid
 from collections import deque
 from contextlib import suppress
 
+from services.abandoned import to_the_end
 from speculation import limits
 from speculation.errors import ConfigurationError, OutriderError
 from speculation.messages import VerifierCard
@@ -43,9 +44,9 @@ class Pauses:
         try:
             await self._order("hold", pause_id, waits_s)
         except BaseException:
-            # Also where nobody waits for it any more.
+            # Also where nobody waits for it any more, and not even for this.
             try:
-                await self.resume()
+                await to_the_end(asyncio.create_task(self.resume()))
             except OutriderError as lost:
                 log.error("not all verifiers have confirmed that they decode: %s", lost)
             raise

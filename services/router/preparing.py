@@ -8,6 +8,7 @@ import logging
 import secrets
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from services.api.messages import ChatMessage, ClientRequest, is_conversation
 from services.logs.names import log_name
@@ -24,6 +25,9 @@ from speculation.room import room_behind
 from speculation.types import SamplingParams
 
 log = logging.getLogger(__name__)
+
+# Predictions, and lists of bad words, whose tokens are kept.
+_KEPT = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +53,14 @@ class Preparation:
 
     def __init__(self, config: RouterConfig, tokens: Tokens, rules: RuleBook, learning: Learning | None) -> None:
         self._config, self._tokens, self._rules, self._learning = config, tokens, rules, learning
+        # All choices of a request have the same: each would take as long as the first one.
+        self._predicted = lru_cache(_KEPT)(lambda tenant, text: tokens.encode_answer(text))
+        self._spelt = lru_cache(_KEPT)(lambda tenant, words: tokens.spellings(words))
+
+    def forget(self) -> None:
+        """Keep nothing of any tenant's texts."""
+        self._predicted.cache_clear()
+        self._spelt.cache_clear()
 
     def prepare(self, request: ClientRequest, card: VerifierCard, open_requests: int) -> PreparedRequest:
         """A request as a verifier gets it.
@@ -89,7 +101,7 @@ class Preparation:
             traceparent=request.traceparent,
             tokenizer=self._config.tokenizer,
             # Not more than an answer can have: the rest could not be used.
-            prediction=self._tokens.encode_answer(request.prediction)[: card.max_model_len],
+            prediction=self._predicted(request.tenant, request.prediction)[: card.max_model_len],
         )
         return PreparedRequest(request=made, rule=rule, chosen=chosen)
 
@@ -136,7 +148,7 @@ class Preparation:
 
     def _sampling(self, request: ClientRequest, card: VerifierCard, prompt_tokens: int) -> SamplingParams:
         room_behind(prompt_tokens, card.max_model_len)
-        words = self._tokens.spellings(request.sampling.bad_words)
+        words = self._spelt(request.tenant, request.sampling.bad_words)
         sampling = complete_sampling(request.sampling, card, prompt_tokens, request.most_tokens, words)
         sampling = replace(sampling, stop_token_ids=self._ends(request, sampling))
         check_sampling(sampling)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 from services.api.messages import RequestedSampling
+from speculation.errors import InvalidArgument
 from speculation.messages import VerifierCard
 from speculation.room import check_fits, longest_answer, room_behind
 from speculation.types import SamplingDefaults, SamplingParams
@@ -30,8 +31,11 @@ def complete_sampling(
         bad_words: those of the request, in tokens.
 
     Raises:
-        InvalidArgument: the requested answer does not fit into the context; names the field.
+        InvalidArgument: the answer does not fit into the context, or the model has no such token; names the field.
     """
+    # Before each choice takes a list to a verifier that is longer than its vocabulary.
+    if (greatest := max(asked.allowed_token_ids, default=0)) >= card.vocab_size:
+        raise InvalidArgument("allowed_token_ids", greatest, f"token ids below {card.vocab_size}")
     defaults = SamplingDefaults() if asked.ignore_generation_config else card.defaults
     room = room_behind(prompt_length, card.max_model_len)
     check_fits("max_tokens", asked.max_tokens, room, card.max_model_len)

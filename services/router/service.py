@@ -19,6 +19,7 @@ from services.api.messages import (
     continues_text,
 )
 from services.api.model_card import ModelCard, NameableDrafter
+from services.fair_threads import FairThreads
 from services.metrics.registry import DROPPED, Metrics
 from services.model_files.folder import written_at
 from services.router.adapter_changes import AdapterChanges
@@ -34,7 +35,6 @@ from services.router.rules.facts import Facts
 from services.router.rules.rule_book import RuleBook
 from services.router.strategies import check_default, served
 from services.router.token_origins import Origins
-from services.router.tokenising import TokenisingPool
 from services.router.tokenizer_file import tokenizer_info
 from services.router.tokens import Tokens, length_of
 from speculation.adapters import check_name
@@ -49,6 +49,8 @@ from speculation.types import FinishReason
 _FEW = 256
 # Seconds for which it is known which adapters there are, or what drafters hold, where that may change.
 _CARD_S = 1.0
+# Texts that are tokenised at once; a tokeniser's work mostly runs without Python's lock.
+_TOKENISING = 3
 
 
 class RouterService:
@@ -71,7 +73,7 @@ class RouterService:
         self._verifier = verifier
         self._tokens = tokens or Tokens(config.model_path, generic_tools=config.generic_tools, thoughts=config.thoughts)
         self._created = written_at(Path(config.model_path))
-        self._pool = TokenisingPool()
+        self._pool = FairThreads("tokenising", _TOKENISING)
         self._card: VerifierCard | None = None
         self._described_at = 0.0
         self._held: tuple[HeldModel, ...] | None = None
@@ -175,6 +177,7 @@ class RouterService:
         ]
 
     async def forget(self, tenant: str) -> None:
+        self._preparation.forget()
         await self._verifier.forget(tenant)
         if self._learning is not None:
             await self._learning.forget(tenant)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from llguidance import LLMatcher
 
 from services.structured_outputs.grammars import engine_text, field_of, limits, refusal
@@ -10,6 +12,9 @@ from speculation.types import SamplingParams, StructuredOutputs
 
 # Only a tokenizer can tell whether such tokens exist, and the verifier has it.
 _FOR_THE_VERIFIER = "no tokenizer - can't validate"
+
+# Constraints that are known to be valid, of 64 KiB at most each.
+_KNOWN = 64
 
 
 def check_sampling(params: SamplingParams) -> None:
@@ -22,6 +27,16 @@ def check_sampling(params: SamplingParams) -> None:
     if structured is None:
         return
     check_companions(params, structured)
+    _check_form(structured)
+
+
+@lru_cache(_KNOWN)
+def _check_form(structured: StructuredOutputs) -> None:
+    """Each of a request's choices has the same, and the next turn of its conversation.
+
+    Raises:
+        InvalidArgument: it cannot be honoured.
+    """
     failed, messages = LLMatcher.validate_grammar_with_warnings(engine_text(structured), limits=limits())
     check_messages(structured, messages)
     if failed:

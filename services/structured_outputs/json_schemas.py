@@ -12,23 +12,48 @@ from llguidance import LLMatcher, LLTokenizer
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")
 _ALONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "unevaluatedProperties")
+# Characters of names and patterns that the engine is asked about: some ten milliseconds. Each pattern is compared with all
+# names beside it, which in schemas of many of both would take minutes. A question takes as long as some hundred names.
+_MOST_ASKED, _A_QUESTION = 32_768, 1024
 
 
-def without_vacuous(schema: Any) -> Any:
+class Asking:
+    """What the engine may still be asked about patterns: ``left`` characters."""
+
+    def __init__(self) -> None:
+        self.left = _MOST_ASKED
+
+    def take(self, pattern: str, names: dict[str, Any]) -> bool:
+        """Whether it may be asked about this pattern, too."""
+        if self.left > 0:
+            self.left -= _A_QUESTION + len(pattern) + sum(map(len, names))
+        return self.left > 0
+
+
+def without_vacuous(schema: Any, asking: Asking | None = None) -> Any:
     """A schema with the same answers, without keywords that allow everything or concern nothing.
 
     ``propertyNames`` that every name satisfies; ``patternProperties`` for names that ``properties`` has all of: beside it,
     the engine would begin another name, and find none.
+
+    Args:
+        asking: for all schemas of one request: patterns are looked at until it is spent, the others stay.
     """
+    return _without_vacuous(schema, Asking() if asking is None else asking)
+
+
+def _without_vacuous(schema: Any, asking: Asking) -> Any:
     if not isinstance(schema, dict):
         return schema
-    found = {key: _below(key, value) for key, value in schema.items()}
+    found = {key: _below(key, value, asking) for key, value in schema.items()}
     if _allows_all(found.get("propertyNames")) or found.get("propertyNames") == {"type": "string"}:
         del found["propertyNames"]
     names, patterns = found.get("properties"), found.get("patternProperties")
     if isinstance(names, dict) and isinstance(patterns, dict):
         found["patternProperties"] = {
-            pattern: below for pattern, below in patterns.items() if not _allows_all(below) or not _names_all(pattern, names)
+            pattern: below
+            for pattern, below in patterns.items()
+            if not _allows_all(below) or not _names_all(pattern, names, asking)
         }
         if not found["patternProperties"]:
             del found["patternProperties"]
@@ -39,17 +64,19 @@ def _allows_all(schema: Any) -> bool:
     return schema is True or schema == {}
 
 
-def _below(key: str, value: Any) -> Any:
+def _below(key: str, value: Any, asking: Asking) -> Any:
     if key in _BY_NAME and isinstance(value, dict):
-        return {name: without_vacuous(schema) for name, schema in value.items()}
+        return {name: _without_vacuous(schema, asking) for name, schema in value.items()}
     if key in _LISTED and isinstance(value, list):
-        return [without_vacuous(schema) for schema in value]
-    return without_vacuous(value) if key in _ALONE else value
+        return [_without_vacuous(schema, asking) for schema in value]
+    return _without_vacuous(value, asking) if key in _ALONE else value
 
 
-def _names_all(pattern: str, names: dict[str, Any]) -> bool:
+def _names_all(pattern: str, names: dict[str, Any], asking: Asking) -> bool:
     """Whether every name that a pattern matches is one of ``names``; False where that is not known."""
     if not (names and pattern.startswith("^") and pattern.endswith("$") and not pattern.endswith(r"\$")) or "/" in pattern:
+        return False
+    if not asking.take(pattern, names):
         return False
     known = " | ".join(json.dumps(name, ensure_ascii=False) for name in names)
     try:

@@ -55,16 +55,17 @@ def members(text: str) -> tuple[dict[str, str], int]:
 def begun_members(text: str) -> dict[str, str]:
     """As ``members``, of an object that is cut short: the last value may be incomplete, or empty."""
     found: dict[str, str] = {}
-    name, begin = "", 0
+    begun: tuple[str, int] | None = None
     try:
         at = _expect(text, 0, "{")
         while True:
-            name, begin = _member(text, at)
-            found[name] = text[begin:]
+            begun = name, begin = _member(text, at)
             at = value_end(text, begin)
-            found[name] = text[begin:at]
+            found[name], begun = text[begin:at], None
             at = _expect(text, at, ",")
     except ValueError:
+        if begun is not None:
+            found[begun[0]] = text[begun[1] :]
         return found
 
 

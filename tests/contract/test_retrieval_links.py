@@ -10,12 +10,16 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import grpc.aio
 import pytest
+from typing_extensions import override
 
+from outrider.internal.v1 import retrieval_pb2, retrieval_pb2_grpc
 from retrieval_index.manifest import FILE
 from retrieval_index.store import IndexStore
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
+from services.links import grpc_retrieval
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
 from services.links.in_process import InProcessRetrievalLink
 from services.retrieval import service as retrieval_service
@@ -104,6 +108,39 @@ async def test_both_links_answer_alike(tmp_path: Path) -> None:
         assert seen[0][0].continuations
         assert {bytes(hit.tokens).decode() for hit in seen[0][4].continuations} == {"X", "Y1", "Y2"}
         assert not seen[0][5].continuations
+
+
+async def test_who_asks_last_of_one_that_answers_nobody_is_told_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_retrieval, "_MOST_UNANSWERED", 2)
+    never = asyncio.Event()
+
+    class Silent(retrieval_pb2_grpc.RetrievalServiceServicer):
+        @override
+        async def Retrieve(self, request_iterator: object, context: object) -> AsyncIterator[retrieval_pb2.RetrieveResponse]:
+            await never.wait()
+            yield retrieval_pb2.RetrieveResponse()
+
+    running = grpc.aio.server()
+    retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(Silent(), running)
+    port = running.add_insecure_port("127.0.0.1:0")
+    await running.start()
+
+    async def resolve() -> str:
+        return f"127.0.0.1:{port}"
+
+    link = GrpcRetrievalLink(resolve)
+    await link.start()
+    await until(lambda: link.channel is not None)
+    asked = []
+    for _ in range(3):
+        asked.append(asyncio.create_task(link.retrieve(query("ab"))))
+        # Each in a message of its own.
+        await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENCE_S):
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(each, Unavailable) for each in ended)
+    await link.stop()
+    await running.stop(None)
 
 
 async def test_who_asks_is_told_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -68,6 +68,21 @@ def test_an_echoed_prompt_has_its_log_probabilities(service: HttpService, model:
         assert top[token] == logprob and len(top) in (2, 3) and max(top.values()) >= logprob
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_an_echoed_prompt_that_was_cut_is_what_the_model_was_shown(service: HttpService, side: str) -> None:
+    ids = ids_of(service)
+    kept = {"truncate_prompt_tokens": 5, "truncation_side": side}
+    for prompt in (TEXT, ids):
+        (choice,) = complete(service, prompt=prompt, echo=True, logprobs=1, return_token_ids=True, **kept)["choices"]
+        told = choice["logprobs"]
+        assert choice["prompt_token_ids"] == (ids[-5:] if side == "left" else ids[:5])
+        assert "".join(told["tokens"]) == choice["text"]
+        assert told["text_offset"] == [len("".join(told["tokens"][:at])) for at in range(5 + 3)]
+        assert complete(service, prompt=prompt, echo=True, **kept)["choices"][0]["text"] == choice["text"]
+    whole = complete(service, echo=True, truncate_prompt_tokens=len(ids))["choices"][0]["text"]
+    assert whole == complete(service, echo=True)["choices"][0]["text"]
+
+
 def test_nothing_is_answered_where_nothing_is_wanted(service: HttpService, model: Any) -> None:
     ids = ids_of(service)
     answer = complete(service, prompt=ids, echo=True, logprobs=1, max_tokens=0)

@@ -185,6 +185,19 @@ async def test_one_who_stores_most_pushes_out_nobody_else() -> None:
     assert sum([await store.get("busy", f"{index}") is not None for index in range(500)]) == 90
 
 
+async def test_a_closed_store_is_empty_and_answers() -> None:
+    clock = Clock()
+    store = ResponsesInMemory(StoredResponses(most=2, bytes=1 << 16, age_s=60), clock)
+    for name in ("first", "second"):
+        await store.put("t", name, kept(30_000))
+    await store.close()
+    clock.now = 61.0
+    # By requests that are still answered.
+    for name in ("third", "fourth"):
+        assert await store.put("t", name, kept(30_000))
+    assert [await store.get("t", name) is not None for name in ("first", "third", "fourth")] == [False, True, True]
+
+
 async def test_cancelling_frees_the_request(tmp_path: Path) -> None:
     router = ScriptedRouter("words")
     router.forever, router.waits = True, 0.001

@@ -69,6 +69,14 @@ def _response(**fields: Any) -> bytes:
     return json.dumps({"input": "x", "max_output_tokens": 1, **fields}).encode()
 
 
+def _tool(parameters: dict[str, Any], name: str = "f", **how: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **how}}
+
+
+def _called(arguments: str = "{}") -> dict[str, Any]:
+    return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
 def _cut(piece: str, size: int) -> str:
     return (piece * (size // len(piece) + 1))[:size]
 
@@ -159,6 +167,13 @@ ATTACKS = (
     Attack("schema of properties", COMPLETIONS, 1000, _grammar("json", lambda size: {"type": "object", "properties": {f"k{n}": {"type": "string", "pattern": f"a{{{n}}}"} for n in range(size)}})),
     Attack("schema of choices", COMPLETIONS, 1000, _grammar("json", lambda size: {"anyOf": [{"properties": {f"k{n}": {"type": "string"}}} for n in range(size)]})),
     Attack("schema of numbers", COMPLETIONS, 5000, _grammar("json", lambda size: {"enum": [f"{n:08d}" for n in range(size)]})),
+    Attack("patterns beside names", CHAT, 1000, lambda size: _chat(tools=[_tool({"type": "object", "properties": {f"n{n}": {} for n in range(size)}, "patternProperties": {f"^x{n}$": {} for n in range(size)}})], tool_choice="required")),
+    Attack("tools that share definitions", CHAT, 2000, lambda size: _chat(tools=[_tool({"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(size)}, "$defs": {f"d{n}": {"type": "integer"} for n in range(size)}}, strict=True)])),
+    Attack("tools of no form", CHAT, 127, lambda size: _chat(tools=[*(_tool({"type": "string", "pattern": "(.*a.{900}b)*c"}, f"f{n}") for n in range(size)), _tool({"type": "hiccup"}, "g")], tool_choice="required")),
+    Attack("calls of a message", CHAT, 9000, lambda size: _chat(messages=[{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [_called()] * size}, {"role": "user", "content": "x"}])),
+    Attack("a cut call", CHAT, 100_000, lambda size: _chat(messages=[{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [_called("{" + ", ".join(f'"k{n}": 1' for n in range(size)))]}, {"role": "user", "content": "x"}])),
+    Attack("allowed_token_ids of many choices", COMPLETIONS, WHOLE // 6, lambda size: _completion(allowed_token_ids=[n % 300 for n in range(size)], n=128, temperature=1)),
+    Attack("bad words of many choices", COMPLETIONS, 256, lambda size: _completion(bad_words=[f"{n:03d}" for n in range(size)], n=128, temperature=1, max_tokens=32)),
     Attack("messages", CHAT, WHOLE // 40, lambda size: _chat(messages=[{"role": "user", "content": "x"}] * size)),
     Attack("content", CHAT, TEXT, lambda size: _chat(messages=[{"role": "user", "content": "a" * size}])),
     Attack("parts of a content", CHAT, WHOLE // 49, lambda size: _chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a" * 16}] * size}])),

@@ -143,7 +143,8 @@ def _decode_sampling(wire: pb.SamplingParams) -> RequestedSampling:
         stop_token_ids=_ids("stop_token_ids", wire.stop_token_ids),
         logit_bias=dict(wire.logit_bias),
         structured_outputs=_decode_structured(wire.structured_outputs) if wire.HasField("structured_outputs") else None,
-        allowed_token_ids=_ids("allowed_token_ids", wire.allowed_token_ids),
+        # Each once: they are looked at one by one, again and again.
+        allowed_token_ids=tuple(dict.fromkeys(_ids("allowed_token_ids", wire.allowed_token_ids))),
         bad_words=tuple(wire.bad_words),
     )
 

@@ -23,7 +23,7 @@ from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_answer import CompletionAnswer
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Headers, Refused
-from services.api.http.openai.model_fit import called, of_a_tool
+from services.api.http.openai.model_fit import Aside, called, of_a_tool
 from services.api.http.openai.preparing import Prepared, expected, named, own_names, prepare
 from services.api.http.openai.request import Asked
 from services.api.http.openai.running_choices import RunningChoices
@@ -35,8 +35,9 @@ from services.api.lately import Lately
 from services.api.messages import RouterPort, TokenSpelling
 from services.api.model_card import ModelCard
 from services.api.readiness import Readiness
+from services.fair_threads import FairThreads
 from services.logs.printable import printable_line
-from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
+from speculation.errors import Cancelled, Internal, InvalidArgument, NotFound, OutriderError, Unavailable
 from speculation.messages import ServiceState
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class Endpoints:
         self._config = config
         self._exposition = exposition
         self._readiness = Readiness(router)
+        # Checks that take the grammars' engine long: not in the threads that all answers share.
+        self._checks = FairThreads("checks", 1)
         self._started = int(time.time())
         self._ready = Lately(self._readiness.ready, False)
         self._state = Lately(partial(state_in_time, router), ServiceState())
@@ -79,6 +82,11 @@ class Endpoints:
         """POST /v1/completions"""
         asked = await self.read(call, read_completion)
         await call.unless_gone(self.generate(call, asked, CompletionAnswer, "Completions"))
+
+    def aside(self, call: HttpCall) -> Aside:
+        """Makes checks for a call; those of one tenant's calls hold up others' only once."""
+        tenant = call.known_caller.tenant
+        return lambda check: self._checks.run(check, 1, tenant)
 
     async def read(self, call: HttpCall, read: Callable[[dict[str, Any]], _Read]) -> _Read:
         """What ``read`` makes of the body, while its arrival counts for the key."""
@@ -107,13 +115,14 @@ class Endpoints:
             async with self._gate.hold(
                 call.known_caller, expected(asked, base), method=method, counted_as=counted_as
             ) as slots:
-                prepared = await prepare(asked, self._router, base, strict=self._config.unknown_fields == "refuse")
+                strict = self._config.unknown_fields == "refuse"
+                prepared = await prepare(asked, self._router, base, self.aside(call), strict=strict)
                 slots.charge(prepared.requests)
                 answer = form(asked, prepared, self._router, call.request_id, int(time.time()))
                 async with RunningChoices(self._router, prepared.requests, slots.admit) as running:
                     await self._told(call, asked, running, answer, private)
         except InvalidArgument as error:
-            raise named(await asyncio.to_thread(of_a_tool, asked, error), own_names(asked)) from error
+            raise named(await of_a_tool(asked, error, self.aside(call)), own_names(asked)) from error
 
     async def _told(
         self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerInProgress, private: int | None
@@ -157,6 +166,9 @@ class Endpoints:
             if usage:
                 await stream.events([answer.closing()])
             await stream.end()
+        except Cancelled:
+            # Who has taken nothing for so long takes no error either.
+            raise
         except OutriderError as error:
             await stream.fail(await answer.failed(error) or [call.error_body(error)])
         except Exception:
@@ -166,6 +178,7 @@ class Endpoints:
 
     async def stop(self) -> None:
         """End what goes on beside requests."""
+        self._checks.stop()
         await self._readiness.stop()
 
     async def models(self, call: HttpCall) -> None:

@@ -28,7 +28,9 @@ class ModelEndpoints(EndpointsBeside):
         asked = await self._endpoints.read(call, read_chat)
         base = call.base_request(asked.request_id)
         try:
-            prepared = await call.unless_gone(prepare(asked, self._router, base, strict=self._strict))
+            prepared = await call.unless_gone(
+                prepare(asked, self._router, base, self._endpoints.aside(call), strict=self._strict)
+            )
         except InvalidArgument as error:
             raise named(error, own_names(asked)) from error
         await call.answer(_rendered(call.request_id, asked, prepared))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -19,6 +19,8 @@ from speculation.errors import InvalidArgument, NotBegun, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress
 
 Answering = Callable[[GenerationRequest], AsyncGenerator[Progress | Finished, None]]
+# Orders to load that were taken back last.
+_TAKEN_BACK = 64
 
 
 class Adapting:
@@ -39,6 +41,8 @@ class Adapting:
         self._under_way: Counter[str] = Counter()
         # By adapter: the order that has loaded it, and the one that has closed it.
         self._loaded_by: dict[str, str] = {}
+        # Files are read on though whoever asked has gone, so that an order may be taken back before it has been followed.
+        self._taken_back: deque[str] = deque(maxlen=_TAKEN_BACK)
         self._closed_by: dict[str, str] = {}
         # Until when its router may still say what becomes of it, in seconds of the event loop's clock.
         self._closed_until: dict[str, float] = {}
@@ -78,8 +82,8 @@ class Adapting:
             case "load":
                 return await self._load(order)
             case "undo":
-                if self._loaded_by.get(order.name) == order.order_id:
-                    self._drop(order.name)
+                self._taken_back.append(order.order_id)
+                self._undo(order)
             case "close":
                 await self._close(order)
             case "open":
@@ -101,6 +105,8 @@ class Adapting:
         async with self._reading:
             if self._replacing():
                 raise Unavailable("the weights are being replaced at present; try again")
+            if order.order_id in self._taken_back:
+                raise Unavailable(f"the order to load the adapter {order.name} was taken back")
             if order.name not in self._target.adapters:
                 self._loaded_by[order.name] = order.order_id
             # A thread of its own, since torch's threads in it go with it.
@@ -110,9 +116,15 @@ class Adapting:
                 digest = await to_the_end(asyncio.get_running_loop().run_in_executor(reader, load))
             finally:
                 reader.shutdown(wait=False)
+                if order.order_id in self._taken_back:
+                    self._undo(order)
         # Whoever closed it may be gone.
         self._closed_by.pop(order.name, None)
         return digest
+
+    def _undo(self, order: AdapterOrder) -> None:
+        if self._loaded_by.get(order.name) == order.order_id and order.name in self._target.adapters:
+            self._drop(order.name)
 
     async def _close(self, order: AdapterOrder) -> None:
         name, now = order.name, asyncio.get_running_loop().time()
@@ -129,7 +141,9 @@ class Adapting:
                     self._ended.clear()
                     await self._ended.wait()
         except TimeoutError:
-            del self._closed_by[name]
+            # It may have been loaded once more meanwhile.
+            if self._closed_by.get(name) == order.order_id:
+                del self._closed_by[name]
             count = self._under_way[name]
             using = f"{count} answers are" if count > 1 else "an answer is"
             allowed = f"an adapter that is not in use: {using} still written with it after {order.within_s:g} s"

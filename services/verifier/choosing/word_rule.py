@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,8 +46,13 @@ class WordRule:
         self._usable = _packed(usable)
         usable[[token for token in stop_ids if token < vocabulary]] = False
         self._usable_early = _packed(usable)
-        self._words = [word for word in params.bad_words if len(word) > 1]
-        self._longest = max((len(word) - 1 for word in self._words), default=0)
+        # The last tokens of bad words by the tokens before them, so that a step looks at few of many words.
+        self._last = defaultdict[tuple[int, ...], list[int]](list)
+        for word in params.bad_words:
+            if len(word) > 1:
+                self._last[word[:-1]].append(word[-1])
+        self._lengths = sorted({*map(len, self._last)})
+        self._longest = max(self._lengths, default=0)
         self._length = 0
         # The end of the answer that a bad word may begin in.
         self._tail: tuple[int, ...] = ()
@@ -69,13 +75,16 @@ class WordRule:
 
     def _bits(self, path: Sequence[int]) -> PackedBits:
         bits = self._usable if self._length + len(path) >= self._min_tokens else self._usable_early
+        if not self._lengths:
+            return bits
         end = self._after(path)
-        completed = [word[-1] for word in self._words if end[max(0, len(end) - len(word) + 1) :] == word[:-1]]
+        begun = (end[len(end) - length :] for length in self._lengths if length <= len(end))
+        completed = [token for words in begun for token in self._last.get(words, ())]
         if not completed:
             return bits
+        places = np.array(completed)
         bits = bits.copy()
-        for token in completed:
-            bits[token >> 3] &= ~np.uint8(1 << (token & 7))
+        np.bitwise_and.at(bits, places >> 3, ~(1 << (places & 7)).astype(np.uint8))
         return bits
 
     def _after(self, tokens: Sequence[int]) -> tuple[int, ...]:

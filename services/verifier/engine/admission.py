@@ -61,22 +61,16 @@ class Admission:
         """
         if message.request_id in self.running or any(each.id == message.request_id for each in self.waiting):
             raise InvalidArgument("request_id", message.request_id, "unused")
-        if message.committed:
-            return
-        most, new = self._config.max_waiting, self.waiting.new
-        begun = len(self.waiting) - new
-        if new >= most + max(0, self._config.max_num_seqs - len(self.running) - begun):
-            full = ResourceExhausted(f"{most} requests are waiting already (max_waiting)", self._expected_s(0) or _UNKNOWN_S)
-            other = self.waiting.longest()
-            if other is None or not self._goes_before(message, other.message):
-                raise full
-            self._end(other, full)
+        if not message.committed and self._crowded and self._place_of(message) is None:
+            raise self._no_place()
         if (most_s := self._most_wait_s(message)) is not None and (wait_s := self._wait_s(message)) > most_s:
             told = f"it would wait for some {wait_s:.2g} s, longer than {most_s:g} s (max_wait_s)"
             raise ResourceExhausted(told, wait_s - most_s)
 
     def join(self, request: LiveRequest) -> None:
-        """Let a request wait that was checked."""
+        """Let a request wait that was checked. Where too many do, another one is refused now that this one is sure to."""
+        if not request.begun and self._crowded and (other := self._place_of(request.message)) is not None:
+            self._end(other, self._no_place())
         request.submitted_at = now()
         self.waiting.append(request)
         if self._looking is None:
@@ -88,6 +82,22 @@ class Admission:
         if request in self.waiting:
             self.waiting.remove(request)
             self._ended.append(request)
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether as many new requests wait as may."""
+        new = self.waiting.new
+        begun = len(self.waiting) - new
+        return new >= self._config.max_waiting + max(0, self._config.max_num_seqs - len(self.running) - begun)
+
+    def _place_of(self, message: GenerationRequest) -> LiveRequest | None:
+        """The waiting request whose place a new one takes where too many wait; None: it takes nobody's."""
+        other = self.waiting.longest()
+        return other if other is not None and self._goes_before(message, other.message) else None
+
+    def _no_place(self) -> ResourceExhausted:
+        told = f"{self._config.max_waiting} requests are waiting already (max_waiting)"
+        return ResourceExhausted(told, self._expected_s(0) or _UNKNOWN_S)
 
     def _most_wait_s(self, message: GenerationRequest) -> float | None:
         """The longest that a request may wait; None: any time."""

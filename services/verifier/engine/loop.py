@@ -212,7 +212,7 @@ class DecodingLoop:
         if self._grammars is None:
             raise InvalidArgument("structured_outputs", "set", "unset: nothing here compiles grammars")
         self._check(message)
-        return await self._grammars.open(message.sampling, message.committed)
+        return await self._grammars.open(message.sampling, message.committed, message.tenant)
 
     def _check(self, message: GenerationRequest) -> None:
         # Requests are accepted while the target is being rebuilt, and wait.
@@ -261,6 +261,8 @@ class DecodingLoop:
                 await self._faults.failed(error)
 
     async def _step(self) -> None:
+        # Whatever is asked for from here on has a step of its own.
+        self._wake.clear()
         if (lost := self._lost) is not None:
             self._lost = None
             raise lost
@@ -286,7 +288,6 @@ class DecodingLoop:
 
     async def _idle(self) -> None:
         """Wait for something to do. A process that is lost meanwhile is found and replaced before a request waits for it."""
-        self._wake.clear()
         if self._target.processes == 1:
             await self._wake.wait()
             return

@@ -108,7 +108,8 @@ class Pause:
     def refuse_moved(self) -> None:
         """Refuse answers that have come during the pause, begun by the weights before, unless nobody has seen anything."""
         for request in self.under_way:
-            if request.message.whole:
+            # For who has gone nothing is begun once more: nobody would end it.
+            if request.message.whole and not request.closed:
                 self._begin_again(request)
                 continue
             request.fail(NotBegun("the answer was begun by other weights than those that serve now"))

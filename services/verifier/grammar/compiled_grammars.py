@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
+from services.fair_threads import FairThreads
 from services.structured_outputs.checks import check_companions, check_messages
 from services.structured_outputs.grammars import engine_text, field_of, limits, refusal
 from services.verifier.grammar.grammar_state import GrammarState
@@ -44,8 +44,8 @@ class CompiledGrammars:
         self._model_path = model_path
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        # One thread: grammars that take long to compile delay each other, and nobody else.
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+        # One thread: grammars that take long to compile delay each other, one of each tenant at a time, and nobody else.
+        self._threads = FairThreads("grammars", 1)
         self._tokenizer: LLTokenizer | None = None
         # Why there is none, and until when that counts.
         self._refused, self._refused_until = "", 0.0
@@ -55,10 +55,15 @@ class CompiledGrammars:
     async def prepare(self) -> None:
         """Make a large vocabulary ready, so that the first request that needs it stops nobody."""
         if self._eos_token_ids and self._vocab_size >= _LARGE and (Path(self._model_path) / "tokenizer.json").is_file():
-            await asyncio.get_running_loop().run_in_executor(self._worker, self._load_tokenizer)
+            await self._threads.run(self._load_tokenizer, 0)
 
-    async def open(self, params: SamplingParams, committed: Sequence[int] = ()) -> GrammarState | None:
+    async def open(
+        self, params: SamplingParams, committed: Sequence[int] = (), tenant: str | None = None
+    ) -> GrammarState | None:
         """The state of a request's grammar after ``committed``, the part of its answer that is there; None: it has none.
+
+        Args:
+            tenant: whose request it is; None: not known.
 
         Raises:
             InvalidArgument: it cannot be honoured.
@@ -68,11 +73,12 @@ class CompiledGrammars:
         if structured is None:
             return None
         check_companions(params, structured)
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._open, structured, tuple(committed))
+        # Turn by turn: how long one takes does not follow from its length.
+        return await self._threads.run(partial(self._open, structured, tuple(committed)), 1, tenant)
 
     def stop(self) -> None:
         """End the thread; what it has begun goes on to its end."""
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._threads.stop()
 
     def _open(self, structured: StructuredOutputs, committed: tuple[int, ...]) -> GrammarState:
         with self._lock:

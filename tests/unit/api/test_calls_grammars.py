@@ -10,13 +10,14 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from services.api.http.openai import tagged_grammar, tool_grammar
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.prompt_thought import behind_thought
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import RequestedSampling
 from services.api.model_card import ModelCard
 from services.structured_outputs.checks import check_sampling
-from services.structured_outputs.grammars import engine_text
+from services.structured_outputs.grammars import engine_text, schema_rule
 from services.tool_formats.catalogue import FORMATS, NAMES, THOUGHTS
 from services.tool_formats.harmony import MARKS
 from services.tool_formats.marks import Marks
@@ -133,10 +134,11 @@ def test_what_is_not_strict_may_be_anything() -> None:
         assert not tokens.takes(form_of(form, tokens), call)
 
 
+EITHER: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 TAGGED: list[tuple[dict[str, Any], str, bool]] = [
     ({"type": "string", "enum": ["on", "off"]}, "on", True),
     ({"type": "string", "enum": ["on", "off"]}, "up", False),
-    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "any < text\nof lines", True),
+    (EITHER, "any < text\nof lines", True),
     ({"type": "boolean"}, "true", True),
     ({"type": "boolean"}, "maybe", False),
     ({"type": "array", "items": {"type": "integer"}}, "[1, 2]", True),
@@ -165,6 +167,11 @@ def test_arguments_between_tags_follow_their_schemas(schema: dict[str, Any], val
         {"type": "object", "properties": {"v": {}}},
         {"type": "object", "properties": {}, "minProperties": 1},
         {"type": "object", "properties": {}, "required": ["v"]},
+        {"type": "object", "properties": {"v": {"type": "string", "anyOf": 5}}},
+        {"type": "object", "properties": {"v": {"type": "string", "anyOf": [False]}}},
+        {"type": "object", "properties": {"v": {**EITHER, "oneOf": [{"type": "string", "minLength": 3}]}}},
+        {"type": "object", "properties": {"v": {"type": "string"}}, "required": 5},
+        {"type": "object", "properties": {"v": {"type": "string"}}, "required": [{}]},
         {"type": "array"},
     ],
 )
@@ -173,6 +180,31 @@ def test_what_no_grammar_of_tags_holds_is_refused(tool: dict[str, Any]) -> None:
     use = ToolUse(mode="auto", shown="[]", schemas={"f": tool}, strict={"f": "tools[0].function.strict"})
     with refuses(Refused, field="tools[0].function.strict", value=True):
         use.form_within(replace_format(tokens.card, "function_tags"))
+
+
+@pytest.mark.parametrize("form", ["function_tags", "hermes"])
+def test_a_grammar_is_written_no_longer_than_it_may_be(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments between tags each repeat their tool's definitions."""
+    seen = []
+
+    def rule(schema: dict[str, Any], asking: object) -> str:
+        seen.append(schema_rule(schema))
+        return seen[-1]
+
+    monkeypatch.setattr(tool_grammar, "schema_rule", rule)
+    monkeypatch.setattr(tagged_grammar, "schema_rule", rule)
+    tokens = Bytes(marks_of(form), special=False)
+    deep = {"type": "object", "properties": {f"name{number}": {"type": "integer"} for number in range(800)}}
+    tool = {
+        "type": "object",
+        "properties": {f"v{number}": {"type": "integer"} for number in range(50)},
+        "$defs": {"d": deep},
+    }
+    tools = {f"f{number}": tool for number in range(50)}
+    strict = dict.fromkeys(tools, "tools[0].function.strict")
+    with refuses(Refused, field="tools"):
+        ToolUse(mode="auto", shown="[]", schemas=tools, strict=strict).form_within(replace_format(tokens.card, form))
+    assert 2 <= len(seen) < 5
 
 
 def test_calls_in_python_have_no_grammar() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from services.structured_outputs import checks
 from services.structured_outputs.checks import check_sampling
 from services.structured_outputs.grammars import MAX_CHOICES, engine_text
-from services.structured_outputs.json_schemas import without_vacuous
+from services.structured_outputs.json_schemas import Asking, without_vacuous
 from speculation.errors import InvalidArgument
 from speculation.limits import MAX_GRAMMAR_CHARACTERS
 from speculation.types import GrammarKind, SamplingParams, StructuredOutputs
@@ -153,3 +155,32 @@ def test_a_pattern_beside_its_own_names_leads_nowhere_no_more() -> None:
     schema |= {"patternProperties": {"^id$": {}}, "additionalProperties": False}
     matcher = LLMatcher(LLTokenizer("byte"), engine_text(StructuredOutputs(kind="json", text=json.dumps(schema))))
     assert matcher.try_consume_tokens(list(b'{"id":5,')) == len(b'{"id":5')
+
+
+def test_of_many_patterns_beside_names_some_are_looked_at() -> None:
+    patterns = {f"^{'(' * number}a{')' * number}$": {} for number in range(100)}
+    schema = {"properties": {"a": {}}, "patternProperties": patterns}
+    kept = without_vacuous(schema)["patternProperties"]
+    assert 50 < len(kept) < 100
+    # All schemas of a request together.
+    asking = Asking()
+    found = [without_vacuous(schema, asking) for _ in range(5)]
+    assert found == [{**schema, "patternProperties": kept}, *[schema] * 4]
+
+
+def test_choices_of_one_form_have_it_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+
+    def engine_text_of(structured: StructuredOutputs) -> str:
+        checked.append(structured.text)
+        return engine_text(structured)
+
+    monkeypatch.setattr(checks, "engine_text", engine_text_of)
+    for _ in range(3):
+        check_sampling(sampling("regex", "checked-once"))
+        with pytest.raises(InvalidArgument):
+            check_sampling(sampling("regex", "(checked-often"))
+        # Its companions may differ.
+        with pytest.raises(InvalidArgument, match="min_tokens"):
+            check_sampling(replace(sampling("regex", "checked-once"), min_tokens=2))
+    assert checked == ["checked-once", *["(checked-often"] * 3]

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from starlette.datastructures import Headers
+from typing_extensions import override
 
 from outrider.v1 import generation_pb2 as pb
 from services.access.gate import Gate
 from services.access.key_ring import KeyRing
+from services.api.config import HttpConfig, PublicServerConfig
 from services.api.grpc.messages import decode_request
+from services.api.http.endpoints import Endpoints
 from services.api.http.json_body import parse_object, read_body
+from services.api.http.openai import model_fit
+from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Refused
+from services.api.http.openai.model_fit import of_a_tool, unused_form
 from services.api.messages import ClientRequest, RequestedSampling
+from services.router.generic_tools import calls_as_text
+from services.router.sampling import complete_sampling
 from services.router.tokens import Tokens, length_of
+from services.tool_formats.raw_json import begun_members
 from speculation import limits
-from speculation.errors import PromptTooLong
+from speculation.errors import InvalidArgument, PromptTooLong
+from speculation.messages import VerifierCard
+from speculation.types import SamplingParams
+from tests.running.patience import PATIENCE_S
 from tests.running.refusals import refuses
+from tests.servers.scripted_router import ScriptedRouter
 
 
 class Unread(tuple[int, ...]):
@@ -81,3 +97,89 @@ def test_a_body_of_too_many_parts_is_refused_before_it_is_read(many: bytes) -> N
     # In a text they are letters.
     text = '[{":"}]' * 70_000
     assert parse_object(json.dumps({"prompt": [text, '\\"' * 9]}).encode())["prompt"][0] == text
+
+
+def test_allowed_tokens_reach_a_verifier_once_each() -> None:
+    """Each choice is sent them, and the verifier's loop looks at all of them."""
+    wire = pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(allowed_token_ids=[5, 7, 5] * 1000))
+    assert decode_request(wire, tenant=None).sampling.allowed_token_ids == (5, 7)
+    body = {"model": "m", "prompt": "a", "allowed_token_ids": [5, 7, 5] * 1000}
+    assert read_completion(body).sampling.allowed_token_ids == (5, 7)
+
+
+def test_allowed_tokens_outside_the_vocabulary_reach_none() -> None:
+    card = VerifierCard(
+        model="m", max_model_len=32, vocab_size=10, running=0, waiting=0, free_blocks=1, total_blocks=1, bit_exact=True
+    )
+    with refuses(InvalidArgument, field="allowed_token_ids", value=12):
+        complete_sampling(RequestedSampling(allowed_token_ids=(5, *range(10, 13))), card, 3)
+    assert complete_sampling(RequestedSampling(allowed_token_ids=(5, 9)), card, 3).allowed_token_ids == (5, 9)
+
+
+def test_many_calls_become_text_in_a_time_that_grows_as_they_do() -> None:
+    """Written one behind the other, each copied all before it: 20,000 took eleven seconds of everybody's."""
+    call = {"function": {"name": "f", "arguments": {"a": "x" * 60}}}
+    began = time.perf_counter()
+    (message,) = calls_as_text([{"role": "assistant", "content": "Look:", "tool_calls": [call] * 20_000}])
+    assert message["content"].startswith("Look:\n<tool_call>") and message["content"].count("<tool_call>") == 20_000
+    assert time.perf_counter() - began < 3.0
+    answers = [{"role": "tool", "tool_call_id": "1", "content": "y"}] * 3
+    assert [each["content"].count("y") for each in calls_as_text([*answers, message, *answers])] == [3, 0, 3]
+
+
+def test_a_cut_object_of_many_members_is_not_copied_for_each() -> None:
+    copied = 0
+
+    class Counted(str):
+        @override
+        def __getitem__(self, place: Any) -> str:
+            nonlocal copied
+            found = super().__getitem__(place)
+            copied += len(found)
+            return found
+
+    text = "{" + ", ".join(f'"k{number}": 1' for number in range(1000)) + ', "cut": [1, 2'
+    found = begun_members(Counted(text))
+    assert (len(found), found["k7"], found["cut"]) == (1001, "1", "[1, 2")
+    assert copied < 4 * len(text)
+
+
+async def test_forms_that_take_the_engine_long_are_checked_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the threads in which all bodies are read and all long answers written."""
+    ends = Endpoints(ScriptedRouter(), Gate(KeyRing()), HttpConfig(port=0, public=PublicServerConfig(port=0)), bytes)
+    go, checked = threading.Event(), list[tuple[str, str]]()
+
+    def check(params: SamplingParams) -> None:
+        assert go.wait(PATIENCE_S) and params.structured_outputs is not None
+        checked.append((threading.current_thread().name, params.structured_outputs.text))
+
+    monkeypatch.setattr(model_fit, "check_sampling", check)
+
+    async def asks(tenant: str, name: str) -> None:
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"title": name}}}
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": "required"}
+        call = cast(Any, SimpleNamespace(known_caller=SimpleNamespace(tenant=tenant)))
+        asked = read_chat({**body, "response_format": form})
+        assert await unused_form(asked, ends.aside(call), strict=False) == ("response_format",)
+
+    calls = [asyncio.create_task(asks(*each)) for each in [("greedy", "many")] * 5 + [("other", "one")]]
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(*calls)
+    assert {name.partition("_")[0] for name, _ in checked} == {"checks"}
+    assert "one" in checked[1][1] or "one" in checked[2][1]
+
+
+async def test_a_tool_of_no_form_is_looked_for_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 128 may take the engine half a second."""
+    tools = [{"type": "function", "function": {"name": f"f{at}", "parameters": {"type": "hiccup"}}} for at in range(2)]
+    asked = read_chat({"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": "required"})
+    error = InvalidArgument("structured_outputs.grammar", "x", "valid")
+
+    async def at_once(check: Any) -> Any:
+        return check()
+
+    assert (await of_a_tool(asked, error, at_once)).field == "tools[0].function.parameters"
+    monkeypatch.setattr(model_fit, "_NAMED_WITHIN_S", -1.0)
+    assert await of_a_tool(asked, error, at_once) is error

@@ -120,6 +120,75 @@ async def test_who_leaves_while_it_is_loaded_leaves_none_behind() -> None:
     assert [each.target.adapters for each in verifiers] == [{}, {}]
 
 
+@pytest.mark.parametrize("hears", [True, False], ids=["and hears that its caller is gone", "and hears nothing"])
+async def test_one_that_is_taken_back_while_a_verifier_elsewhere_reads_it_is_not_kept(*, hears: bool) -> None:
+    """Over gRPC, who goes is heard of before the files are read, and the order to take it back comes in a call of its own."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(Adapters):
+        @override
+        def load_adapter(self, name: str, folder: Path) -> str:
+            begun.set()
+            assert go_on.wait(PATIENCE_S)
+            return super().load_adapter(name, folder)
+
+    only = Verifier(Slow())
+    first, second = (replace(order_to_load(ONE), order_id=name, name=name) for name in ("first", "second"))
+    loading = [asyncio.create_task(only.adapt(order)) for order in (first, second)]
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    if hears:
+        loading[0].cancel()
+    # One is being read, the other waits for its turn.
+    for order in (first, second):
+        await only.adapt(replace(order, step="undo"))
+    go_on.set()
+    ended = await asyncio.gather(*loading, return_exceptions=True)
+    assert isinstance(ended[0], asyncio.CancelledError) == hears and isinstance(ended[1], Unavailable)
+    assert only.target.adapters == {}
+    # It counts for that order alone.
+    await only.adapt(replace(first, order_id="third"))
+    assert only.target.adapters == {"first": "d"}
+
+
+async def test_who_leaves_while_it_is_dropped_leaves_it_nowhere() -> None:
+    changes, (first, second) = service_of(Adapters(), Adapters())
+    await changes.load("one", ONE)
+    dropping, go_on = asyncio.Event(), asyncio.Event()
+
+    async def late(order: AdapterOrder) -> str:
+        if order.step == "drop":
+            dropping.set()
+            await go_on.wait()
+        return await second.adapting.obey(order)
+
+    second.adapt = late
+    unloading = asyncio.create_task(changes.unload("one"))
+    await dropping.wait()
+    assert first.target.adapters == {}
+    unloading.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await unloading
+    assert second.target.adapters == {}
+
+
+async def test_one_that_is_loaded_again_while_its_answers_are_waited_for_stays() -> None:
+    only = Verifier(Adapters())
+    await only.adapt(order_to_load(ONE))
+    end = asyncio.Event()
+    answer = asyncio.create_task(only.answer("one", end))
+    await asyncio.sleep(0)
+    close = AdapterOrder(order_id="c", step="close", name="one", within_s=0.05)
+    closing = asyncio.create_task(only.adapt(close))
+    await asyncio.sleep(0)
+    await only.adapt(order_to_load(ONE))
+    with refuses(InvalidArgument, "lora_name"):
+        await closing
+    end.set()
+    assert len(await answer) == len(await only.answer("one", end)) == 2
+
+
 async def test_an_answer_under_way_is_waited_for_and_no_other_begins() -> None:
     changes, (first, second) = service_of(Adapters(), Adapters())
     await changes.load("one", ONE)

@@ -198,17 +198,21 @@ class Lone:
         )
 
 
-async def asked(verifier: Lone, timeout_s: float = 60.0) -> tuple[list[int], OutriderError | None, float]:
+async def asked(
+    verifier: Lone, timeout_s: float = 60.0, *, whole: bool = False
+) -> tuple[list[int], OutriderError | None, float]:
     """The tokens that a caller sees, the error that ends them, and the seconds until the end."""
     said: list[int] = []
     began = asyncio.get_running_loop().time()
     events = Migration(verifier, timeout_s, RouterWaits().migration_s, DROPPED).generate(
-        replace(request("r", [1, 2]), committed=())
+        replace(request("r", [1, 2]), committed=(), whole=whole)
     )  # type: ignore[arg-type]
     error = None
     try:
         async for event in events:
             if isinstance(event, Progress):
+                if event.restarted:
+                    said.clear()
                 said += event.token_ids
     except OutriderError as raised:
         error = raised
@@ -340,3 +344,18 @@ async def test_an_answer_names_its_arithmetic(tiny_model: Path) -> None:
         with pytest.raises(NotBegun, match="other"):
             await anext(running.verifier.generate(foreign))
         assert running.verifier.loop.running == 0
+
+
+@simulated
+async def test_one_that_is_sent_as_a_whole_begins_once_more_where_nobody_goes_on_with_it() -> None:
+    """Its verifier dies as the weights are replaced, and all that is left of the service serves the new ones."""
+    verifiers = Different("a", "b")
+    said, error, took_s = await asked(verifiers, whole=True)  # type: ignore[arg-type]
+    assert (said, error) == ([*range(Different.TOKENS)], None)
+    assert verifiers.asked == [("", "a"), *[("a", "b")] * 4, ("", "b")]
+    assert took_s < 20.0
+    # Where one can, it goes on.
+    verifiers = Different("a", "b", "b", "a")
+    said, error, _ = await asked(verifiers, whole=True)  # type: ignore[arg-type]
+    assert (said, error) == ([*range(Different.TOKENS)], None)
+    assert verifiers.asked[-1] == ("a", "a")

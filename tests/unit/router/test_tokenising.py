@@ -14,16 +14,20 @@ from tokenizers import Tokenizer, processors
 
 from services.api.http.openai.token_requests import read_tokenize
 from services.api.messages import ChatMessage, ClientRequest, RequestedSampling
+from services.fair_threads import FairThreads
 from services.router.config import RouterConfig
 from services.router.conversations import Conversations
 from services.router.named_templates import ChatTemplates
 from services.router.preparing import Preparation
+from services.router.rules.rule_book import RuleBook
 from services.router.service import RouterService
-from services.router.tokenising import TokenisingPool
 from services.router.tokens import Tokens
-from speculation.errors import InvalidArgument, PromptTooLong
+from services.verifier.grammar.compiled_grammars import CompiledGrammars
+from speculation.errors import InvalidArgument, NotBegun, PromptTooLong, ResourceExhausted
 from speculation.messages import VerifierCard
+from speculation.types import SamplingParams, StructuredOutputs
 from tests.running.lock_held import longest_gap
+from tests.running.patience import PATIENCE_S
 from tests.running.refusals import refuses
 from tests.tiny_models.tiny import make_tiny_tokenizer
 
@@ -104,7 +108,7 @@ def test_no_text_that_fits_is_refused_by_its_length(tiny_model: Path) -> None:
 
 
 async def test_what_nobody_waits_for_is_not_done() -> None:
-    pool, go = TokenisingPool(threads=1), threading.Event()
+    pool, go = FairThreads("tokenising", 1), threading.Event()
     done: list[str] = []
 
     def work(name: str) -> str:
@@ -122,7 +126,7 @@ async def test_what_nobody_waits_for_is_not_done() -> None:
 
 
 async def test_an_error_that_nobody_waits_for_is_not_logged() -> None:
-    pool, begun, go, logged = TokenisingPool(threads=1), threading.Event(), threading.Event(), list[dict[str, Any]]()
+    pool, begun, go, logged = FairThreads("tokenising", 1), threading.Event(), threading.Event(), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
 
     def fails() -> None:
@@ -142,7 +146,7 @@ async def test_an_error_that_nobody_waits_for_is_not_logged() -> None:
 
 
 async def test_a_turn_that_comes_to_one_who_leaves_goes_on_to_the_next() -> None:
-    pool, go = TokenisingPool(threads=1), threading.Event()
+    pool, go = FairThreads("tokenising", 1), threading.Event()
     running = asyncio.create_task(pool.run(lambda: go.wait(60), 1))
     await asyncio.sleep(0)
     leaves, stays = (asyncio.create_task(pool.run(lambda: True, 1)) for _ in range(2))
@@ -156,12 +160,12 @@ async def test_a_turn_that_comes_to_one_who_leaves_goes_on_to_the_next() -> None
 
 
 async def test_a_burst_waits() -> None:
-    pool = TokenisingPool()
+    pool = FairThreads("tokenising", 3)
     assert await asyncio.gather(*(pool.run(lambda: True, 10, "one") for _ in range(2000))) == [True] * 2000
 
 
 async def test_one_tenants_texts_leave_room_for_those_of_others() -> None:
-    pool, go = TokenisingPool(threads=1), threading.Event()
+    pool, go = FairThreads("tokenising", 1), threading.Event()
     done: list[str] = []
     first = asyncio.create_task(pool.run(lambda: go.wait(60), 1))
     await asyncio.sleep(0)
@@ -175,7 +179,7 @@ async def test_one_tenants_texts_leave_room_for_those_of_others() -> None:
 
 async def test_no_tenant_has_all_threads() -> None:
     """A long text cannot be stopped: were it in every thread, others would wait for as long as it takes."""
-    pool, go = TokenisingPool(), threading.Event()
+    pool, go = FairThreads("tokenising", 3), threading.Event()
     greedy = [asyncio.create_task(pool.run(lambda: go.wait(60), 10**6, "greedy")) for _ in range(8)]
     await asyncio.sleep(0)
     assert await asyncio.wait_for(pool.run(lambda: "at once", 10, "other"), 10) == "at once"
@@ -193,7 +197,7 @@ async def test_no_tenant_has_all_threads() -> None:
 
 
 async def test_callers_that_go_together_leave_nothing() -> None:
-    pool, go = TokenisingPool(threads=1), threading.Event()
+    pool, go = FairThreads("tokenising", 1), threading.Event()
     running = asyncio.create_task(pool.run(lambda: go.wait(60), 1, "one"))
     await asyncio.sleep(0)
     waiting = [asyncio.create_task(pool.run(lambda: True, 1, name)) for name in ("one", "two", "two") for _ in range(500)]
@@ -207,6 +211,21 @@ async def test_callers_that_go_together_leave_nothing() -> None:
     assert await pool.run(lambda: True, 1, "two")
     await asyncio.sleep(0)
     assert not pool._of
+
+
+async def test_a_machine_without_threads_takes_no_turn_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = FairThreads("tokenising", 1)
+
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        for _ in range(3):
+            with pytest.raises(ResourceExhausted, match="no thread can be started"):
+                await pool.run(lambda: True, 1, "one")
+    assert not pool._of
+    assert await asyncio.wait_for(pool.run(lambda: True, 1, "one"), 60)
 
 
 async def test_tokens_that_no_answer_could_have_are_not_spelt_out(tiny_model: Path) -> None:
@@ -236,3 +255,60 @@ def test_what_a_template_says_is_clipped_and_plain(tiny_model: Path, monkeypatch
 def test_penalties_that_overflow_are_refused(penalty: float) -> None:
     with refuses(InvalidArgument, field="repetition_penalty", allowed="a finite number from 0.01 to 10"):
         RequestedSampling(repetition_penalty=penalty)
+
+
+async def test_grammars_of_one_tenant_delay_those_of_others_once(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may take the engine half a second, and a tenant may send as many as it has requests."""
+    grammars, go, opened = CompiledGrammars(str(tiny_model), 320, frozenset({0})), threading.Event(), list[str]()
+
+    def open_one(structured: StructuredOutputs, _: object) -> None:
+        assert go.wait(PATIENCE_S)
+        opened.append(structured.text)
+
+    monkeypatch.setattr(grammars, "_open", open_one)
+
+    async def asked(text: str, tenant: str) -> None:
+        await grammars.open(SamplingParams(structured_outputs=StructuredOutputs(kind="regex", text=text)), (), tenant)
+
+    calls = [asyncio.create_task(asked(*each)) for each in [("a", "greedy")] * 6 + [("b", "other")] * 2]
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(*calls)
+    grammars.stop()
+    assert [at for at, text in enumerate(opened) if text == "b"] in ([1, 3], [2, 4])
+
+
+async def test_what_choices_have_in_common_is_tokenised_once(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[str]()
+    own = Tokens.encode_answer
+    monkeypatch.setattr(Tokens, "encode_answer", lambda self, text: (read.append(text), own(self, text))[1])
+    tokens = Tokens(str(tiny_model))
+    config = RouterConfig(model_path=str(tiny_model))
+    preparation = Preparation(config, tokens, RuleBook(config), None)
+    card = await Card().describe()
+
+    def asked(tenant: str) -> None:
+        sampling = RequestedSampling(max_tokens=1, bad_words=("fox",))
+        request = ClientRequest(input="a", sampling=sampling, prediction="the quick brown fox", tenant=tenant)
+        made = preparation.prepare(request, card, 0).request
+        assert made.prediction == own(tokens, "the quick brown fox") and len(made.sampling.bad_words) == 2
+
+    for _ in range(3):
+        asked("one")
+    assert read.count("the quick brown fox") == read.count("fox") == 1
+    # Nobody's are quicker for what another has sent, nor for what was to be forgotten.
+    asked("other")
+    preparation.forget()
+    asked("one")
+    assert read.count("the quick brown fox") == read.count("fox") == 3
+
+
+async def test_who_waits_when_threads_are_stopped_hears_of_it() -> None:
+    pool, go = FairThreads("tokenising", 1), threading.Event()
+    running, *waiting = (asyncio.create_task(pool.run(lambda: go.wait(60), 1)) for _ in range(3))
+    await asyncio.sleep(0)
+    pool.stop()
+    go.set()
+    assert await running
+    told = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
+    assert [type(each) for each in told] == [NotBegun] * 2

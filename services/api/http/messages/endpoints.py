@@ -30,7 +30,9 @@ class MessageEndpoints(EndpointsBeside):
         with asked.naming():
             message = await self._fitted(asked)
         with message.naming():
-            _, fits, _ = await preparing.fitted(message.asked, self._router, strict=self._strict)
+            _, fits, _ = await preparing.fitted(
+                message.asked, self._router, self._endpoints.aside(call), strict=self._strict
+            )
             request = replace(call.base_request(None), input=fits.inputs[0], chat=fits.chat)
             ids = await call.unless_gone(self._router.tokenize(request))
         await call.answer({"input_tokens": len(ids)})

@@ -137,15 +137,15 @@ def as_users_text(messages: Sequence[ChatMessage], paths: Sequence[str]) -> tupl
     Args:
         paths: that of ``messages``.
     """
-    kept: list[ChatMessage] = []
-    where: list[str] = []
+    # The first message of each, all of its texts, and where it stands.
+    runs: list[tuple[ChatMessage, list[str], str]] = []
     for index, (message, path) in enumerate(zip(messages, paths, strict=True)):
         told = message
         if index and message.role == "system":
             told = ChatMessage(role="user", content=f"<system>\n{message.content}\n</system>")
-        if kept and told.role == kept[-1].role == "user":
-            kept[-1] = replace(kept[-1], content=f"{kept[-1].content}\n{told.content}")
-            continue
-        kept.append(told)
-        where.append(path)
-    return tuple(kept), tuple(where)
+        if runs and told.role == runs[-1][0].role == "user":
+            runs[-1][1].append(told.content)
+        else:
+            runs.append((told, [told.content], path))
+    kept = tuple(first if len(texts) == 1 else replace(first, content="\n".join(texts)) for first, texts, _ in runs)
+    return kept, tuple(path for _, _, path in runs)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from services.api.http.openai.answer_form import format_field, schema_form
 from services.api.http.openai.chat_request import EFFORT
@@ -18,6 +21,11 @@ from services.structured_outputs.checks import check_sampling
 from services.tool_formats.harmony import NAME as HARMONY
 from speculation.errors import InvalidArgument, NotFound
 from speculation.types import SamplingParams
+
+# Makes a check that takes long where it holds up nobody else.
+Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
+# As long, a tool is looked for whose schema made a request's form invalid. One may take half a second.
+_NAMED_WITHIN_S = 1.0
 
 
 def called(card: ModelCard, name: str | None) -> ModelCard:
@@ -95,7 +103,7 @@ def _known_options(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Aske
     return replace(asked, chat=chat), named
 
 
-async def unused_form(asked: Asked, *, strict: bool) -> tuple[str, ...]:
+async def unused_form(asked: Asked, aside: Aside, *, strict: bool) -> tuple[str, ...]:
     """The name of the field that asks for a form of text where the answer is calls; none: no field does.
 
     Args:
@@ -111,7 +119,7 @@ async def unused_form(asked: Asked, *, strict: bool) -> tuple[str, ...]:
         allowed = "unset where tool_choice makes the answer calls, which have no text"
         raise Refused("response_format", "set", allowed, "unsupported_parameter")
     try:
-        await asyncio.to_thread(check_sampling, SamplingParams(max_tokens=1, structured_outputs=form))
+        await aside(partial(check_sampling, SamplingParams(max_tokens=1, structured_outputs=form)))
     except InvalidArgument as error:
         raise Refused(format_field(form), error.value, error.allowed) from error
     return ("response_format",)
@@ -183,12 +191,20 @@ def _held_to_calls(tools: ToolUse, sampling: RequestedSampling, card: ModelCard)
     return sampling
 
 
-def of_a_tool(asked: Asked, error: InvalidArgument) -> InvalidArgument:
-    """The same error; where one tool's schema is the reason, it is named. Takes time for each tool."""
+async def of_a_tool(asked: Asked, error: InvalidArgument, aside: Aside) -> InvalidArgument:
+    """The same error; where one tool's schema is the reason, it is named, if it is soon found. Takes time for each tool."""
     if asked.tools is None or asked.form_field not in ("", "tools") or not error.field.startswith("structured_outputs."):
         return error
-    for index, (name, schema) in enumerate(asked.tools.schemas.items()):
-        if asked.tools.called not in ("", name) or name not in asked.tools.callable:
+    found: InvalidArgument = await aside(partial(_of_a_tool, asked.tools, error))
+    return found
+
+
+def _of_a_tool(tools: ToolUse, error: InvalidArgument) -> InvalidArgument:
+    ends = time.monotonic() + _NAMED_WITHIN_S
+    for index, (name, schema) in enumerate(tools.schemas.items()):
+        if time.monotonic() > ends:
+            break
+        if tools.called not in ("", name) or name not in tools.callable:
             continue
         try:
             check_sampling(SamplingParams(max_tokens=1, structured_outputs=schema_form(schema, "tools")))

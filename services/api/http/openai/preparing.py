@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 
 from services.api.http.openai.errors import Refused, renamed
-from services.api.http.openai.model_fit import called, check_infill, check_tools, formed, readable, unused_form
+from services.api.http.openai.model_fit import Aside, called, check_infill, check_tools, formed, readable, unused_form
 from services.api.http.openai.oldest_turns import fitting
 from services.api.http.openai.prompt_thought import begins_thought
 from services.api.http.openai.request import Asked, Input
@@ -70,25 +70,27 @@ def expected(asked: Asked, base: ClientRequest) -> list[ClientRequest]:
     return [replace(known, input=source) for source in asked.inputs for _ in range(asked.n)]
 
 
-async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, strict: bool = False) -> Prepared:
+async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, aside: Aside, *, strict: bool = False) -> Prepared:
     """Complete a request with the defaults of OpenAI's API and of the model.
 
     Every prompt is tokenised once, for all of its choices.
 
     Args:
         base: tenant, request id, trace, and the longest answer that its caller may have.
+        aside: makes checks that take long.
         strict: options that the chat template does not read are refused, not left out.
 
     Raises:
         OutriderError: the request cannot be served; names the field as the request spells it.
     """
-    card, asked, ignored = await fitted(asked, router, strict=strict)
+    card, asked, ignored = await fitted(asked, router, aside, strict=strict)
     if asked.compare and (answers := asked.n * len(asked.inputs)) > 1:
         raise Refused("speculation.compare", ", ".join(asked.compare), f"unset where a request has {answers} answers")
-    prompts = [
+    whole = [
         await _tokenize(asked, router, replace(base, input=source, chat=asked.chat, infill=asked.infill), card)
         for source in asked.inputs
     ]
+    prompts = [_cut(asked, ids, source, card) for ids, source in zip(whole, asked.inputs, strict=True)]
     seed = asked.seed if asked.seed is not None else secrets.randbits(_SEED_BITS)
     chats = any(isinstance(each, tuple) and isinstance(each[0], ChatMessage) for each in asked.inputs)
     how = _how_asked(base.how, asked, chats=chats)
@@ -127,7 +129,10 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
             for choice in range(asked.n)
         ]
     _check_together(asked, requests, card)
-    echoed = [await _echo(source, router) if asked.echo else "" for source in asked.inputs]
+    echoed = [
+        await _echo(source, ids, router, card, cut=len(ids) < len(all_ids)) if asked.echo else ""
+        for source, ids, all_ids in zip(asked.inputs, prompts, whole, strict=True)
+    ]
     return Prepared(
         card=card,
         requests=tuple(requests),
@@ -155,11 +160,13 @@ def _check_together(asked: Asked, requests: Sequence[ClientRequest], card: Model
         raise Refused(asked.length_field, f"{wanted} for all choices", f"at most {most} for all choices together")
 
 
-async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[ModelCard, Asked, tuple[str, ...]]:
+async def fitted(
+    asked: Asked, router: RouterPort, aside: Aside, *, strict: bool
+) -> tuple[ModelCard, Asked, tuple[str, ...]]:
     """The model, the request as it fits the model, and the names of fields that have no effect.
 
     Args:
-        strict: as of ``prepare``.
+        aside, strict: as of ``prepare``.
 
     Raises:
         OutriderError: there is no such model, or it cannot do what is asked.
@@ -168,12 +175,11 @@ async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[Mod
     asked, ignored = readable(asked, card, strict=strict)
     check_tools(asked, card)
     check_infill(asked, card)
-    return card, asked, ignored + await unused_form(asked, strict=strict)
+    return card, asked, ignored + await unused_form(asked, aside, strict=strict)
 
 
 async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, card: ModelCard) -> tuple[int, ...]:
     source = request.input
-    field = "messages" if source and isinstance(source, tuple) and not isinstance(source[0], int) else "prompt"
 
     def ids_of(messages: tuple[ChatMessage, ...]) -> Awaitable[tuple[int, ...]]:
         return router.tokenize(replace(request, input=messages))
@@ -181,15 +187,26 @@ async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, ca
     try:
         if asked.drops_oldest:
             most = card.max_model_len - (asked.sampling.max_tokens or 1)
-            ids = await fitting(tuple(each for each in source if isinstance(each, ChatMessage)), ids_of, most)
-        else:
-            ids = await router.tokenize(request)
+            return await fitting(tuple(each for each in source if isinstance(each, ChatMessage)), ids_of, most)
+        return await router.tokenize(request)
     except InvalidArgument as error:
-        raise named(error, {"prompt": field}) from error
+        raise named(error, {"prompt": _field_of(source)}) from error
+
+
+def _field_of(source: Input) -> str:
+    return "messages" if source and isinstance(source, tuple) and not isinstance(source[0], int) else "prompt"
+
+
+def _cut(asked: Asked, ids: tuple[int, ...], source: Input, card: ModelCard) -> tuple[int, ...]:
+    """The tokens of a prompt that are kept.
+
+    Raises:
+        PromptTooLong: they leave no room for an answer.
+    """
     if asked.truncate is not None:
         kept = card.max_model_len - (asked.sampling.max_tokens or 1) if asked.truncate == -1 else asked.truncate
         ids = ids[: max(1, kept)] if asked.truncates_end else ids[-max(1, kept) :]
-    room_behind(len(ids), card.max_model_len, field)
+    room_behind(len(ids), card.max_model_len, _field_of(source))
     return ids
 
 
@@ -212,11 +229,14 @@ def own_names(asked: Asked) -> dict[str, str]:
     return names if asked.tools is None else {**names, _GRAMMAR: "tools"}
 
 
-async def _echo(source: Input, router: RouterPort) -> str:
-    if isinstance(source, str):
+async def _echo(source: Input, ids: Sequence[int], router: RouterPort, card: ModelCard, *, cut: bool) -> str:
+    """The text of the tokens that the model is shown. ``cut``: they are not all of the prompt's."""
+    if isinstance(source, str) and not cut:
         return source
+    # Those that the tokenizer puts around a text are no part of it.
+    hidden = frozenset(card.special_tokens.values()) if isinstance(source, str) else frozenset()
     # An incomplete character at the end is told with the answer, which may complete it.
-    return (await router.detokenize([each for each in source if isinstance(each, int)])).rstrip("\ufffd")
+    return (await router.detokenize([each for each in ids if each not in hidden])).rstrip("\ufffd")
 
 
 def _completed(

@@ -76,7 +76,8 @@ def _allowed(fields: Fields) -> tuple[int, ...] | None:
     ids = fields.ids("allowed_token_ids")
     if ids == ():
         raise fields.refuse("allowed_token_ids", "empty", "at least one token id, or unset")
-    return ids
+    # Each once: every choice is sent them all.
+    return None if ids is None else tuple(dict.fromkeys(ids))
 
 
 def _bad_words(fields: Fields) -> tuple[str, ...] | None:

@@ -18,7 +18,6 @@ from services.api.model_card import ModelCard
 from services.tool_formats.catalogue import FORMATS
 from services.tool_formats.harmony import NAME as HARMONY
 from services.tool_formats.marks import Marks
-from speculation.errors import InvalidArgument
 from speculation.types import StructuredOutputs
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -90,10 +89,7 @@ class ToolUse:
 
 
 def _grammar(text: str) -> StructuredOutputs:
-    try:
-        return StructuredOutputs(kind="grammar", text=text)
-    except InvalidArgument as error:
-        raise Refused("tools", error.value, error.allowed) from error
+    return StructuredOutputs(kind="grammar", text=text)
 
 
 def read_tools(fields: Fields) -> ToolUse | None:

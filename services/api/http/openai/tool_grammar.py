@@ -6,14 +6,18 @@ Each tool's schema stays a root: its references (``$ref``, ``$defs``, ``$id``, `
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
+from services.api.http.openai.errors import Refused
 from services.api.http.openai.mark_rules import MarkRules, literal
 from services.api.http.openai.tagged_grammar import tagged_rules
 from services.structured_outputs.grammars import schema_rule
+from services.structured_outputs.json_schemas import Asking
 from services.tool_formats import harmony
 from services.tool_formats.interface import CallShape, Slot, Step, json_object
+from speculation.limits import MAX_GRAMMAR_CHARACTERS
 
 # As much white space as in answers that follow a schema.
 SPACE = r"space: /[\x20\x0A\x0D\x09]{1,20}/?"
@@ -24,7 +28,8 @@ def listed_calls(schemas: Mapping[str, Any], *, several: bool) -> str:
     """A JSON list of calls, each an object with ``name`` and ``arguments``."""
     more = '(space "," space call)*' if several else ""
     rules = [f"call_{index}: {_sequence(json_object('arguments'), index, name)}" for index, name in enumerate(schemas)]
-    return "\n".join([f'start: "[" space call {more} space "]"', SPACE, _any_call(schemas), *rules, *_arguments(schemas)])
+    begun = [f'start: "[" space call {more} space "]"', SPACE, _any_call(schemas), *rules]
+    return _grammar(begun, _arguments(schemas))
 
 
 def calls_in_text(
@@ -42,17 +47,20 @@ def calls_in_text(
     held = {name: schema if name in strict else {"type": "object"} for name, schema in schemas.items()}
     between = "" if shape.between is None else f"({_sequence(shape.between)} call)*"
     before, after = _sequence(shape.before, marks=marks), _sequence(shape.after, marks=marks)
-    rules = [f"region: {before} call {between if several else ''} {after}", _any_call(schemas), SPACE]
-    for index, name in enumerate(schemas):
-        rules.append(f"call_{index}: {_sequence(shape.call, index, name, marks)}")
-        if shape.tags is not None:
-            rules += tagged_rules(index, schemas[name], strict.get(name), shape.tags, marks)
-    if shape.tags is None:
-        rules += _arguments(held)
     if shape.first:
-        return "\n".join([*_beginning(shape, marks), *rules])
-    answer = "(begun region)* TEXT" if several else "TEXT | begun region"
-    return "\n".join([f"start: {answer}", TEXT, *marks.until("begun", shape.opening), *rules])
+        begun = _beginning(shape, marks)
+    else:
+        answer = "(begun region)* TEXT" if several else "TEXT | begun region"
+        begun = [f"start: {answer}", TEXT, *marks.until("begun", shape.opening)]
+    begun += [f"region: {before} call {between if several else ''} {after}", _any_call(schemas), SPACE]
+    begun += [f"call_{index}: {_sequence(shape.call, index, name, marks)}" for index, name in enumerate(schemas)]
+    if shape.tags is None:
+        return _grammar(begun, _arguments(held))
+    asking, tags = Asking(), shape.tags
+    tagged = (
+        tagged_rules(index, schemas[name], strict.get(name), tags, marks, asking) for index, name in enumerate(schemas)
+    )
+    return _grammar(begun, chain.from_iterable(tagged))
 
 
 def calls_in_messages(schemas: Mapping[str, Any], strict: Mapping[str, str], marks: MarkRules) -> str:
@@ -72,7 +80,23 @@ def calls_in_messages(schemas: Mapping[str, Any], strict: Mapping[str, str], mar
         to = f"to=functions.{name}"
         head = f'{literal(f" {to}")} {channel} "commentary" | {channel} {literal(f"commentary {to}")}'
         rules.append(f"call_{index}: ({head}) kind {message} arguments_{index}")
-    return "\n".join([*rules, *_arguments(held)])
+    return _grammar(rules, _arguments(held))
+
+
+def _grammar(begun: list[str], rules: Iterator[str]) -> str:
+    """A grammar of these rules, the later of which are written as far as they are allowed to be.
+
+    Raises:
+        Refused: it is longer.
+    """
+    lines, length = begun, sum(len(rule) + 1 for rule in begun)
+    for rule in rules:
+        lines.append(rule)
+        # Written on, it could be its length times itself: arguments between tags each repeat their tool's definitions.
+        if (length := length + len(rule) + 1) > MAX_GRAMMAR_CHARACTERS:
+            allowed = f"schemas whose grammar has at most {MAX_GRAMMAR_CHARACTERS} characters"
+            raise Refused("tools", f"more than {length} characters", allowed)
+    return "\n".join(lines)
 
 
 def _beginning(shape: CallShape, marks: MarkRules) -> list[str]:
@@ -85,8 +109,9 @@ def _any_call(schemas: Mapping[str, Any]) -> str:
     return f"call: {' | '.join(f'call_{index}' for index in range(len(schemas)))}"
 
 
-def _arguments(schemas: Mapping[str, Any]) -> list[str]:
-    return [f"arguments_{index}: {schema_rule(schema)}" for index, schema in enumerate(schemas.values())]
+def _arguments(schemas: Mapping[str, Any]) -> Iterator[str]:
+    asking = Asking()
+    return (f"arguments_{index}: {schema_rule(schema, asking)}" for index, schema in enumerate(schemas.values()))
 
 
 def _sequence(steps: tuple[Step, ...], index: int = 0, name: str = "", marks: MarkRules | None = None) -> str:

@@ -28,7 +28,7 @@ from services.api.http.responses.response_object import (
 )
 from services.api.messages import Completion, RouterPort, TextChunk
 from services.in_turns import in_turns
-from speculation.errors import Cancelled, InvalidArgument, OutriderError
+from speculation.errors import InvalidArgument, OutriderError
 from speculation.types import FinishReason
 
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
@@ -126,9 +126,7 @@ class ResponseAnswer(AnswerInProgress):
         else:
             why = ResponseFailure(code=_code(error), message=error_body(error)["error"]["message"])
             kind, response = "response.failed", await self.response("failed", why)
-        # A client that has gone wants nothing more.
-        if not isinstance(error, Cancelled):
-            await self._keep(response)
+        await self._keep(response)
         return self._numbered([*ended, {"type": kind, "response": response}])
 
     async def _tell(self, piece: Piece) -> list[dict[str, Any]]:

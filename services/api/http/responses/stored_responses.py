@@ -116,6 +116,9 @@ class ResponsesInMemory:
 
     async def close(self) -> None:
         self._shelves.clear()
+        # With them: what ends of one that is not there would be looked at for ever.
+        self._ends.clear()
+        self._size = 0
 
     def _count(self, tenant: str) -> int:
         return len(self._shelves[tenant].entries)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from services.verifier.engine import fair_queue
-from speculation.errors import ResourceExhausted
+from speculation.errors import InvalidArgument, ResourceExhausted
 from tests.engine.fakes import PLAIN, collect, request
 from tests.engine.simulated import run
 from tests.engine.traffic import CAPACITY, PASS_S, SECONDS, SLOTS, TOKENS, Traffic
@@ -98,6 +98,37 @@ def test_the_queue_is_bounded_and_the_one_with_the_most_is_refused() -> None:
     traffic = run(main())
     assert traffic.refused == {"greedy": 15}
     assert traffic.tokens["other"] == 2 * TOKENS
+
+
+@pytest.mark.parametrize("why", ["it can have no token", "it would wait for too long"])
+def test_who_is_refused_takes_nobodys_place(why: str) -> None:
+    async def main() -> Traffic:
+        traffic = Traffic(3, max_waiting=6, slots=1, max_wait_s=100.0)
+        await traffic.loop.start()
+        tasks = [asyncio.create_task(traffic.one("greedy", number)) for number in range(8)]
+        # How long answers take is known by then.
+        await asyncio.sleep(2.5 * TOKENS * PASS_S)
+        missing = 6 - traffic.loop.waiting
+        tasks += [asyncio.create_task(traffic.one("greedy", 8 + number)) for number in range(missing)]
+        await asyncio.sleep(0)
+        assert traffic.loop.waiting == 6
+        asked = replace(request("other", [3, 4, 5], PLAIN, max_tokens=TOKENS), tenant="other")
+        if why == "it can have no token":
+            nothing = replace(asked.sampling, allowed_token_ids=(5,), bad_words=((5,),))
+            with pytest.raises(InvalidArgument):
+                await collect(traffic.loop, replace(asked, sampling=nothing))
+        else:
+            traffic.loop.config = traffic.loop._requests._config = replace(traffic.loop.config, max_wait_s=1e-6)
+            with pytest.raises(ResourceExhausted):
+                await collect(traffic.loop, asked)
+            traffic.loop.config = traffic.loop._requests._config = replace(traffic.loop.config, max_wait_s=100.0)
+        await asyncio.gather(*tasks)
+        await traffic.loop.stop()
+        return traffic
+
+    traffic = run(main())
+    # Of eight at once, one had no place; nobody else lost one.
+    assert traffic.refused == {"greedy": 1}
 
 
 @pytest.mark.parametrize("newcomers", ["greedy", "other"])

@@ -362,3 +362,26 @@ async def test_each_origin_drafts_with_its_own_sources() -> None:
     async with decoding(ToyTarget(), *origins) as loop:
         await collect(loop, request("r", [1, 2], plan, max_tokens=30, ignore_eos=True))
     assert opened == {"near": ("a", "b"), "far": ("b", "c")}
+
+
+async def test_what_is_asked_for_in_a_step_that_leaves_nothing_to_do_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody wakes the loop once more: its only reader reads no further."""
+    pauses: list[asyncio.Task[None]] = []
+
+    async def meanwhile(*_: object) -> None:
+        pauses.append(asyncio.create_task(loop.pause.begin(restart=False, within_s=2.0)))
+        await asyncio.sleep(0)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("planted failure")
+
+    async with decoding(ToyTarget(), InProcessDraftLink(RandomDrafter())) as loop:
+        events = loop.generate(request("a", [1, 2], max_tokens=500, ignore_eos=True))
+        await anext(events)
+        monkeypatch.setattr(loop, "_wait_for_drafts", meanwhile)
+        monkeypatch.setattr(LiveRequest, "take_tree", fails)
+        await until(lambda: bool(pauses))
+        await pauses[0]
+        loop.pause.end()
+        with pytest.raises(Internal):
+            _ = [event async for event in events]

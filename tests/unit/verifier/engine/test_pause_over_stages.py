@@ -169,6 +169,23 @@ async def test_answers_that_come_back_of_a_stage_that_died_when_the_weights_are_
             await late["y"]
 
 
+@simulated
+async def test_one_that_comes_back_and_whose_reader_goes_begins_for_nobody() -> None:
+    moved = await begun("a")
+    async with under_way(2, "x") as (loop, _, _):
+        await pausing(loop, restart=False)
+        late = asyncio.create_task(read(loop, moved["a"]))
+        await asyncio.sleep(10 * PASS_S)
+        assert loop.waiting == 1
+        # The loop has not looked since.
+        late.cancel()
+        await asyncio.sleep(0)
+        loop.pause.refuse_moved()
+        loop.pause.end()
+        await asyncio.sleep(3 * PASS_S)
+        assert not loop.running and not loop.waiting
+
+
 @DEPTHS
 @pytest.mark.parametrize("how", ["it leaves", "its deadline"])
 @simulated

@@ -1,6 +1,7 @@
-"""Tokenises texts in a few threads. Further texts wait, each tenant's in order, and are skipped if their caller has gone.
+"""Threads for work on requests' texts. Further work waits, each tenant's in order, and is skipped if its caller has gone.
 
-The servers bound how many may wait (``server.max_concurrent_requests``), since they hold the texts already.
+Texts are tokenised so, and grammars compiled. Callers bound how many may wait (``server.max_concurrent_requests``), since
+they hold the texts already.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from services.abandoned import may_be_left
+from speculation.errors import NotBegun, ResourceExhausted
 
 _Result = TypeVar("_Result")
-_THREADS = 3
 
 
 @dataclass(slots=True)
@@ -27,20 +28,21 @@ class _Tenant:
     taken: int = 0
 
 
-class TokenisingPool:
+class FairThreads:
     """A small pool of threads. What is cancelled before its turn is never begun.
 
-    Tokenising a long text takes time; in a thread, it does not delay other requests. A text that has begun cannot be
-    stopped, so no tenant has the last thread: one is always left to the others. While texts wait, the next one is that
-    of the tenant that has had the fewest characters, so that nobody's texts keep those of others out.
+    Work on a long text takes time; in a thread, it does not delay other requests. What has begun cannot be stopped, so no
+    tenant has the last thread: one is always left to the others. While texts wait, the next one is that of the tenant that
+    has had the fewest characters, so that nobody's texts keep those of others out.
 
     Args:
-        threads: texts tokenised at once, at most one fewer of one tenant (of a single thread: that one); a tokeniser's work
-            mostly runs without Python's lock.
+        name: of the threads.
+        threads: texts at once, at most one fewer of one tenant (of a single thread: that one).
     """
 
-    def __init__(self, threads: int = _THREADS) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenising")
+    def __init__(self, name: str, threads: int) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._stopped = False
         self._free = threads
         self._most_of_one = max(1, threads - 1)
         # Who has texts here, running or waiting.
@@ -51,13 +53,29 @@ class TokenisingPool:
 
         Args:
             tenant: whose text it is; None: not known.
+
+        Raises:
+            ResourceExhausted: the machine has no thread for it.
+            NotBegun: the threads were stopped before its turn.
         """
         name = tenant or ""
         await self._turn(name, characters)
-        running = may_be_left(asyncio.get_running_loop().run_in_executor(self._threads, work))
+        try:
+            running = may_be_left(asyncio.get_running_loop().run_in_executor(self._threads, work))
+        except RuntimeError as error:
+            # Its turn goes on to the next one, or all would wait for ever once this had happened often enough.
+            self._end(name)
+            if self._stopped:
+                raise NotBegun("it is being stopped") from error
+            raise ResourceExhausted(f"no thread can be started for the text ({error}); try again") from error
         # Also of a caller that has gone: its thread is taken until the work ends.
         running.add_done_callback(lambda _: self._end(name))
         return await asyncio.shield(running)
+
+    def stop(self) -> None:
+        """End the threads; what they have begun goes on to its end."""
+        self._stopped = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _turn(self, name: str, characters: int) -> None:
         known = self._of.get(name)
