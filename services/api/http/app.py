@@ -109,6 +109,7 @@ class HttpApp:
             "/v1/chat/completions/render": _Path("POST", others.render, counted="Render", scope="generate"),
             "/infill": _Path("POST", others.infill),
             "/v1/responses": _Path("POST", responses.create),
+            "/v1/responses/input_tokens": _Path("POST", responses.count, counted="CountInputTokens", scope="generate"),
             _RESPONSE: _Path(
                 "GET",
                 responses.retrieve,
@@ -218,7 +219,7 @@ class HttpApp:
     def _find(self, call: HttpCall, method: str, path: str) -> _Path:
         # Some of them look like ids of what is served.
         said = None if path in self._paths else instead_of(path)
-        path, call.path_id = _without_id(path)
+        path, call.path_id = (path, "") if path in self._paths else _without_id(path)
         known = None if said else self._paths.get(path)
         if known is None:
             raise HttpError(404, "unknown_url", said or f"there is no {path}; there are {', '.join(sorted(self._paths))}")

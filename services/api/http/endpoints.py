@@ -17,12 +17,13 @@ from services.api.http.json_body import read_body
 from services.api.http.live_status import LatelyKnownState, status_of
 from services.api.http.model_list import listed, page_of
 from services.api.http.openai.chat_answer import ChatAnswer
+from services.api.http.openai.chat_options import with_switch
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.completion_answer import CompletionAnswer
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Headers, Refused
-from services.api.http.openai.generation import Prepared, RunningChoices, expected, named, own_names, prepare
+from services.api.http.openai.generation import Prepared, RunningChoices, expected, fitted, named, own_names, prepare
 from services.api.http.openai.model_fit import called, of_a_tool
 from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
@@ -113,6 +114,19 @@ class Endpoints:
         except InvalidArgument as error:
             raise named(await asyncio.to_thread(of_a_tool, asked, error), own_names(asked)) from error
 
+    async def tokens_of(self, call: HttpCall, asked: Asked) -> int:
+        """How many tokens a conversation has as it is sent to the model.
+
+        Raises:
+            OutriderError: it cannot be sent.
+        """
+        _, fits, _ = await fitted(asked, self._router, strict=self._config.unknown_fields == "refuse")
+        request = replace(call.base_request(None), input=fits.inputs[0], chat=fits.chat)
+        try:
+            return len(await call.unless_gone(self._router.tokenize(request)))
+        except InvalidArgument as error:
+            raise named(error, {"prompt": "messages"}) from error
+
     async def _told(
         self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerInProgress, private: int | None
     ) -> None:
@@ -185,8 +199,8 @@ class Endpoints:
     async def tokenize(self, call: HttpCall) -> None:
         """POST /tokenize: of a text, or of a conversation as it is sent to the model."""
         model, request, names = await self.read(call, read_tokenize)
-        card = await self._card(model)
-        request = replace(request, tenant=call.known_caller.tenant)
+        card = await self.card(model)
+        request = replace(request, tenant=call.known_caller.tenant, chat=with_switch(request.chat, card))
         ids = await call.unless_gone(self._router.tokenize(request))
         found: dict[str, Any] = {"count": len(ids), "max_model_len": card.max_model_len, "tokens": list(ids)}
         spelt = await asyncio.to_thread(_names_of, await self._router.spell(ids)) if names else None
@@ -195,10 +209,15 @@ class Endpoints:
     async def detokenize(self, call: HttpCall) -> None:
         """POST /detokenize"""
         model, ids = await self.read(call, read_detokenize)
-        await self._card(model)
+        await self.card(model)
         await call.answer({"prompt": await call.unless_gone(self._router.detokenize(ids))})
 
-    async def _card(self, model: str | None) -> ModelCard:
+    async def card(self, model: str | None) -> ModelCard:
+        """The model by the name that a request calls it; None: by its first one.
+
+        Raises:
+            NotFound: it has no such name.
+        """
         return called((await self._router.models())[0], model)
 
     async def status(self, call: HttpCall) -> None:

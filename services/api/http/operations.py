@@ -24,7 +24,13 @@ from services.api.http.openai.protocol.operator_bodies import (
 )
 from services.api.http.openai.protocol.token_bodies import DetokenizeBody, TokenizeBody
 from services.api.http.responses.protocol import CreateResponse
-from services.api.http.responses.response_object import DeletedResponse, InputItems, ResponseEvent, ResponseObject
+from services.api.http.responses.response_object import (
+    DeletedResponse,
+    InputItems,
+    InputTokens,
+    ResponseEvent,
+    ResponseObject,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +121,14 @@ OPERATIONS: tuple[Operation, ...] = (
         answer=ResponseObject,
         event=ResponseEvent,
         example={"input": "Hello!", "max_output_tokens": 32, "store": False},
+    ),
+    Operation(
+        path="/v1/responses/input_tokens",
+        method="post",
+        about="How many tokens a conversation has as it is sent to the model.",
+        body=CreateResponse,
+        answer=InputTokens,
+        example={"input": "Hello!"},
     ),
     Operation(path="/v1/responses/{id}", about="A stored response.", answer=ResponseObject),
     Operation(path="/v1/responses/{id}", method="delete", about="Delete a stored response.", answer=DeletedResponse),

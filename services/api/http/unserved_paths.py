@@ -108,7 +108,6 @@ ELSEWHERE: Mapping[str, str] = {
     "/init_weights_update_group": _WEIGHTS,
     "/collective_rpc": _WEIGHTS,
     "/add_external_corpus": "`outrider index publish` puts an index in place while serving",
-    "/v1/responses/input_tokens": "POST /v1/chat/completions/render shows the tokens of a conversation",
     "/v1/responses/compact": "conversations are kept whole",
 }
 # Only asked for where the setting has not put it there.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,15 +12,14 @@ from services.api.http.messages import unhonoured
 from services.api.http.messages.chat_body import chat_body_of, turns_of
 from services.api.http.messages.own_names import in_own_names
 from services.api.http.messages.protocol import CountBody, MessagesBody
+from services.api.http.openai.chat_options import SWITCHES, given_in, written
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.errors import Refused
+from services.api.http.openai.late_system import as_users_text
 from services.api.http.openai.request import Asked
 from services.api.messages import ChatMessage
 from services.api.model_card import ModelCard
 from speculation.errors import InvalidArgument
-
-# What templates call the option whether the model thinks first.
-_THINKING = ("enable_thinking", "thinking")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,13 +105,12 @@ def fitted(message: AskedMessage, card: ModelCard, *, strict: bool) -> AskedMess
         conversation, paths = as_users_text(turns, paths)
         asked = replace(asked, inputs=(conversation,))
     if message.thinking is not None:
-        option = next((name for name in _THINKING if name in card.template_options), None)
+        option = next((name for name in SWITCHES if name in card.template_options), None)
         if option is None:
             unread = ("thinking", *unread)
         else:
-            given = json.loads(asked.chat.template_kwargs) if asked.chat.template_kwargs else {}
-            kwargs = json.dumps({option: message.thinking, **given}, ensure_ascii=False)
-            asked = replace(asked, chat=replace(asked.chat, template_kwargs=kwargs))
+            kwargs = {option: message.thinking, **given_in(asked.chat)}
+            asked = replace(asked, chat=replace(asked.chat, template_kwargs=written(kwargs)))
     if strict and unread:
         raise Refused(unread[0], "set", "unset: this model's chat template does not read it (server.unknown_fields)")
     return replace(message, asked=asked, paths=paths, unread=unread)
@@ -125,26 +122,3 @@ def _naming(paths: Sequence[str]) -> Iterator[None]:
         yield
     except InvalidArgument as error:
         raise in_own_names(error, paths) from error
-
-
-def as_users_text(messages: Sequence[ChatMessage], paths: Sequence[str]) -> tuple[tuple[ChatMessage, ...], tuple[str, ...]]:
-    """The conversation with one system message at most, its first one; and where the content of each message stands.
-
-    Many chat templates take such messages at the beginning alone, and Claude Code sends others with its first request. They
-    stay where they are, as marked text of the user.
-
-    Args:
-        paths: that of ``messages``.
-    """
-    kept: list[ChatMessage] = []
-    where: list[str] = []
-    for index, (message, path) in enumerate(zip(messages, paths, strict=True)):
-        told = message
-        if index and message.role == "system":
-            told = ChatMessage(role="user", content=f"<system>\n{message.content}\n</system>")
-        if kept and told.role == kept[-1].role == "user":
-            kept[-1] = replace(kept[-1], content=f"{kept[-1].content}\n{told.content}")
-            continue
-        kept.append(told)
-        where.append(path)
-    return tuple(kept), tuple(where)

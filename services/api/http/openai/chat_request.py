@@ -1,14 +1,13 @@
-"""The body of /v1/chat/completions, and of /tokenize where it holds a conversation."""
+"""The body of /v1/chat/completions."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Any
 
 from services.api.http.openai import field_rules
 from services.api.http.openai.answer_form import read_form
 from services.api.http.openai.chat_messages import read_messages
+from services.api.http.openai.chat_options import read_chat_options
 from services.api.http.openai.fields import Fields
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.request import Asked
@@ -20,11 +19,8 @@ from services.api.http.openai.shared_fields import (
     read_stream,
 )
 from services.api.http.openai.tool_choice import ToolUse, read_tools
-from services.api.messages import ChatOptions, RequestedSampling
+from services.api.messages import RequestedSampling
 from speculation.types import StructuredOutputs
-
-# What templates that read it call how long the model thinks, and OpenAI's API, too.
-EFFORT = "reasoning_effort"
 
 
 def read_chat(body: dict[str, Any]) -> Asked:
@@ -67,22 +63,6 @@ def read_chat(body: dict[str, Any]) -> Asked:
         metadata=without_effect.get("metadata", {}),
         **others,
     )
-
-
-def read_chat_options(fields: Fields, tools: ToolUse | None) -> ChatOptions:
-    """How the conversation is rendered."""
-    begins, continues = fields.truth("add_generation_prompt"), fields.truth("continue_final_message") or False
-    if continues and begins:
-        raise fields.refuse("continue_final_message", True, "false where add_generation_prompt is true")
-    kwargs, effort = fields.mapping("chat_template_kwargs") or {}, fields.text("reasoning_effort")
-    if effort is not None:
-        kwargs = {EFFORT: effort, **kwargs}
-    options = ChatOptions(
-        template_kwargs=json.dumps(kwargs, ensure_ascii=False) if kwargs else "",
-        add_generation_prompt=not continues if begins is None else begins,
-        continue_final_message=continues,
-    )
-    return options if tools is None else replace(options, tools=tools.shown)
 
 
 def _length(fields: Fields) -> tuple[int | None, str]:

@@ -175,10 +175,13 @@ async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[Mod
         OutriderError: there is no such model, or it cannot do what is asked.
     """
     card = called((await router.models())[0], asked.model)
+    if strict and asked.left_out:
+        raise asked.left_out[0]
     asked, ignored = readable(asked, card, strict=strict)
     check_tools(asked, card)
     check_infill(asked, card)
-    return card, asked, ignored + await unused_form(asked, strict=strict)
+    left_out = tuple(each.field for each in asked.left_out)
+    return card, asked, left_out + ignored + await unused_form(asked, strict=strict)
 
 
 async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, card: ModelCard) -> tuple[int, ...]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 
 from services.api.http.openai.answer_form import format_field, schema_form
-from services.api.http.openai.chat_request import EFFORT
+from services.api.http.openai.chat_options import EFFORT, VERBOSITY, given_in, with_switch, written
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.prompt_thought import behind_thought
 from services.api.http.openai.request import Asked, Input
@@ -84,19 +83,19 @@ def _read_of(source: Input, card: ModelCard) -> Input:
 
 
 def _known_options(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Asked, tuple[str, ...]]:
-    given = json.loads(asked.chat.template_kwargs) if asked.chat.template_kwargs else {}
+    asked = replace(asked, chat=with_switch(asked.chat, card))
+    given = given_in(asked.chat)
     unread = {name: value for name, value in given.items() if name not in card.template_options and name not in TAKEN}
     if not unread:
         return asked, ()
-    named = tuple(name if name == EFFORT else f"chat_template_kwargs.{name}" for name in unread)
+    named = tuple(name if name in (EFFORT, VERBOSITY) else f"chat_template_kwargs.{name}" for name in unread)
     if strict:
         free = ", ".join(card.template_options) or "none"
         value = next(iter(unread.values()))
         shown = value if isinstance(value, str | int | float) and value != "" else "set"
         raise Refused(named[0], shown, f"unset: of such options, this model's chat template reads: {free}")
     kept = {name: value for name, value in given.items() if name not in unread}
-    chat = replace(asked.chat, template_kwargs=json.dumps(kept, ensure_ascii=False) if kept else "")
-    return replace(asked, chat=chat), named
+    return replace(asked, chat=replace(asked.chat, template_kwargs=written(kept))), named
 
 
 async def unused_form(asked: Asked, *, strict: bool) -> tuple[str, ...]:

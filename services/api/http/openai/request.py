@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.api.http.openai.errors import Refused
 from services.api.http.openai.protocol.parts import StreamOptions
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import ChatMessage, ChatOptions, Infill, RequestedSampling
@@ -42,6 +43,7 @@ class Asked:
         tier: the service tier is named in the answer.
         thoughts: the answer tells what the model thought before it.
         metadata: the user's own texts, by name.
+        left_out: what is asked for and not there, each as it is refused where nothing may be left out.
     """
 
     inputs: tuple[Input, ...]
@@ -87,3 +89,4 @@ class Asked:
     tier: bool = False
     thoughts: bool = True
     metadata: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[Refused, ...] = ()

@@ -16,7 +16,6 @@ UNSERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "context_management": (([],), "unset: a conversation is read as it is"),
     "image": ((), "unset: the model reads text alone"),
     "access_programs": ((), "unset: there are none"),
-    "prompt_cache_options": ((), "unset: prompts are cached for each API key by themselves, as long as there is room"),
     "moderation": ((), "unset: answers are not moderated"),
     "modalities": ((["text"],), "[text]: answers are text"),
     "n": ((1,), "unset or 1: there is one answer; /v1/chat/completions gives several"),

@@ -39,7 +39,12 @@ class ChatBody(SharedBody):
         None, description="what the template does not read is named in x-outrider-ignored (server.unknown_fields)"
     )
     reasoning_effort: str | None = Field(
-        None, max_length=64, description="as an option of the chat template, if it reads it"
+        None,
+        max_length=64,
+        description="as an option of the chat template, if it reads it; none, and any other, also as its enable_thinking",
+    )
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        None, description="low, high: as an option of the chat template, if it reads it; medium: as it is"
     )
     include_reasoning: bool | None = Field(
         None, description="false: the answer leaves out reasoning_content; the model thinks all the same"
@@ -50,9 +55,6 @@ class ChatBody(SharedBody):
     function_call: Annotated[Literal["none"] | None, NO_EFFECT] = Field(None, description=_TOOLS)
     modalities: Annotated[list[Literal["text"]] | None, NO_EFFECT] = Field(
         None, min_length=1, max_length=1, description="[text]: answers are text"
-    )
-    verbosity: Annotated[Literal["medium"] | None, NO_EFFECT] = Field(
-        None, description="medium: the model is asked as it is"
     )
     documents: Annotated[list[Any] | None, NO_EFFECT] = Field(
         None, max_length=0, description="unset: put documents into a message"
