@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from services.api.http.call import HttpCall
@@ -19,9 +20,10 @@ class ModelEndpoints(EndpointsBeside):
 
     async def infill(self, call: HttpCall) -> None:
         """POST /infill"""
-        asked = await self._endpoints.read(call, read_infill)
+        asked, fields = await self._endpoints.read(call, read_infill)
         with infill_names():
-            await call.unless_gone(self._endpoints.generate(call, asked, InfillAnswer, "Infill"))
+            form = partial(InfillAnswer, fields=fields)
+            await call.unless_gone(self._endpoints.generate(call, asked, form, "Infill"))
 
     async def render(self, call: HttpCall) -> None:
         """POST /v1/chat/completions/render: what would be asked of the model, as vLLM tells it."""

@@ -7,7 +7,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, RootModel
 
 from services.api.http.declared import Declared, Whole
+from services.api.http.openai.field_rules import SAMPLERS
 from speculation import limits
+
+_LEFT_OUT = "left out, and named in x-outrider-ignored (server.unknown_fields)"
 
 
 class OtherFile(Declared):
@@ -15,6 +18,7 @@ class OtherFile(Declared):
 
     filename: str = "tmp"
     text: str
+    time: Any = Field(None, description="without effect")
 
 
 class InfillBody(Declared):
@@ -45,15 +49,22 @@ class InfillBody(Declared):
     cache_salt: Any = None
     cache_prompt: Literal[True] | None = Field(None, description="prompts are cached by themselves")
     id_slot: Whole | None = Field(None, description="without effect: there are no slots to choose")
-    n_indent: Literal[0] | None = None
-    t_max_prompt_ms: Literal[0] | None = None
-    t_max_predict_ms: Literal[0] | None = None
+    response_fields: list[str] | None = Field(None, description="of an answer's end, these alone; a/b is b within a")
+    samplers: list[str] | str | None = Field(None, description=_LEFT_OUT)
+    n_indent: Whole | None = Field(None, ge=0, description=_LEFT_OUT)
+    t_max_prompt_ms: Whole | None = Field(None, ge=-1, description=_LEFT_OUT)
+    t_max_predict_ms: Whole | None = Field(None, ge=-1, description=_LEFT_OUT)
 
 
+# What editors always send, and is not there: with server.unknown_fields: refuse, what is said of each.
+LEFT_OUT: dict[str, str] = {
+    "samplers": f"unset: {SAMPLERS}",
+    "n_indent": "unset, or 0: lines are not cut by their indentation",
+    "t_max_prompt_ms": "unset, or 0: say n_predict",
+    "t_max_predict_ms": "unset, or 0: say n_predict",
+}
 # Fields of llama-server: what to say instead.
 HINTS: dict[str, str] = {
-    "samplers": "unset: all samplers that are asked for are applied, in one order",
-    "response_fields": "unset: answers are given whole",
     "n_probs": "unset: say logprobs to /v1/completions, with suffix",
     "logit_bias": "unset: say it to /v1/completions, with suffix",
     "max_tokens": "unset: say n_predict",
@@ -71,7 +82,7 @@ class InfillPiece(BaseModel):
 
 
 class InfillReply(BaseModel):
-    """The answer, or the last event of one; ``tokens`` where they are asked for."""
+    """The answer, or the last event of one; ``tokens`` where they are asked for, and those of ``response_fields`` alone."""
 
     index: Literal[0]
     content: str
@@ -85,6 +96,7 @@ class InfillReply(BaseModel):
     stop_type: Literal["eos", "limit", "word"]
     stopping_word: str
     seed: int
+    timings: dict[str, float]
     metrics: dict[str, Any]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from services.api.http.declared import read_declared
-from services.api.http.infill.protocol import HINTS, InfillBody
+from services.api.http.infill.protocol import HINTS, LEFT_OUT, InfillBody
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.request import Asked
@@ -27,8 +27,8 @@ _NAMES = {
 }
 
 
-def read_infill(body: dict[str, Any]) -> Asked:
-    """What a body asks for.
+def read_infill(body: dict[str, Any]) -> tuple[Asked, tuple[str, ...] | None]:
+    """What a body asks for, and which fields of the answer; None: all.
 
     Raises:
         InvalidArgument: a field is wrong, unknown or not honoured; names it.
@@ -42,14 +42,22 @@ def read_infill(body: dict[str, Any]) -> Asked:
     with infill_names():
         asked = read_completion({"prompt": "-", **{name: value for name, value in completion.items() if value is not None}})
     files = tuple((each.filename, each.text) for each in given.input_extra or ())
-    return replace(
+    fields = None if given.response_fields is None else tuple(given.response_fields)
+    asked = replace(
         asked,
         inputs=(given.input_prefix + (given.prompt or ""),),
         infill=Infill(suffix=given.input_suffix, files=files),
         answers=given.n_predict != 0,
         default_max_tokens=None,
         length_field="n_predict",
+        left_out=tuple(
+            Refused(name, "set" if isinstance(value, list) else value, allowed, "unsupported_parameter")
+            for name, allowed in LEFT_OUT.items()
+            if (value := getattr(given, name)) not in (None, [], "", 0, -1)
+        ),
     )
+    # Empty, it is as if it were unset, as at llama-server.
+    return asked, fields or None
 
 
 @contextmanager

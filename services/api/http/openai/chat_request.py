@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.api.http.openai import field_rules
+from services.api.http.openai import field_rules, other_servers
 from services.api.http.openai.answer_form import read_form
 from services.api.http.openai.chat_messages import read_messages
 from services.api.http.openai.chat_options import read_chat_options
@@ -29,7 +29,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
     Raises:
         InvalidArgument: a field is wrong, unknown or not honoured; names it.
     """
-    fields = Fields(body, ChatBody)
+    fields = Fields(other_servers.in_own_names(body), ChatBody)
     messages = read_messages(fields)
     tools = read_tools(fields)
     options = read_chat_options(fields, tools)
@@ -43,7 +43,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
     form, form_field, text_form = _form(fields, tools)
     tier, thoughts = fields.given("service_tier"), fields.truth("include_reasoning") is not False
     without_effect = field_rules.take_unhonoured(fields, ChatBody)
-    fields.end(field_rules.HINTS)
+    left_out = other_servers.end(fields, field_rules.HINTS, body)
     return Asked(
         inputs=(messages,),
         sampling=RequestedSampling(
@@ -61,16 +61,24 @@ def read_chat(body: dict[str, Any]) -> Asked:
         tier=tier,
         thoughts=thoughts,
         metadata=without_effect.get("metadata", {}),
+        left_out=left_out,
         **others,
     )
 
 
 def _length(fields: Fields) -> tuple[int | None, str]:
     """The most tokens of the answer, and the field that says so."""
-    old, new = fields.whole("max_tokens"), fields.whole("max_completion_tokens")
+    old, new = _tokens(fields, "max_tokens"), _tokens(fields, "max_completion_tokens")
     if old is not None and new is not None and old != new:
         raise fields.refuse("max_tokens", old, f"unset, or as max_completion_tokens, {new}")
     return (new, "max_completion_tokens") if new is not None else (old, "max_tokens")
+
+
+def _tokens(fields: Fields, key: str) -> int | None:
+    length = fields.whole(key)
+    if length == 0:
+        raise fields.refuse(key, 0, "-1, or a whole number from 1")
+    return None if length == -1 else length
 
 
 def _logprobs(fields: Fields) -> int | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.field_rules import HINTS as OF_OTHER_SERVERS
+from services.api.http.openai.other_servers import asks_for_nothing
 
 # By a field's name: its values that ask for nothing, and what is allowed.
 UNSERVED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -34,7 +35,7 @@ HINTS: dict[str, str] = {
     "response_format": "unset: say text.format",
     "json_schema": "unset: say text.format or structured_outputs.json",
     "reasoning_effort": "unset: say reasoning.effort",
-    "think": "unset: say reasoning.effort or chat_template_kwargs",
+    **dict.fromkeys(("think", "thinking", "enable_thinking"), "unset: say reasoning.effort or chat_template_kwargs"),
     "verbosity": "unset: say text.verbosity",
     "logprobs": "unset: say top_logprobs, or include: [message.output_text.logprobs]",
     "functions": "unset: functions are given as tools",
@@ -54,4 +55,8 @@ def check_unserved(body: dict[str, Any]) -> dict[str, Any]:
         if value is not None and not any(type(value) is type(each) and value == each for each in harmless):
             shown = value if isinstance(value, str | int | float) and value != "" else "set"
             raise Refused(name, shown, allowed, "unsupported_parameter")
-    return {name: value for name, value in body.items() if value is not None and name not in UNSERVED}
+    return {name: value for name, value in body.items() if not _is_nothing(name, value, body)}
+
+
+def _is_nothing(name: str, value: Any, body: dict[str, Any]) -> bool:
+    return value is None or name in UNSERVED or (name in OF_OTHER_SERVERS and asks_for_nothing(name, value, body))

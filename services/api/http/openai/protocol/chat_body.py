@@ -9,7 +9,7 @@ from pydantic import Field
 from services.api.http.declared import Whole
 from services.api.http.openai.protocol.marks import NO_EFFECT, OnlyFalse, Refused
 from services.api.http.openai.protocol.messages import Message, Tool, ToolChoice
-from services.api.http.openai.protocol.shared_body import SharedBody
+from services.api.http.openai.protocol.shared_body import Kept, SharedBody
 from speculation import limits
 
 MAX_TOOLS = 128
@@ -24,8 +24,10 @@ class ChatBody(SharedBody):
         max_length=limits.MAX_MESSAGES,
         description="text; id, cache_control and the like in messages, parts and tools are without effect",
     )
-    max_tokens: Whole | None = Field(None, ge=1, le=limits.MAX_TOKENS, description="unset: what the context leaves")
-    max_completion_tokens: Whole | None = Field(None, ge=1, le=limits.MAX_TOKENS, description="as max_tokens")
+    max_tokens: Kept | None = Field(
+        None, ge=-1, le=limits.MAX_TOKENS, description="unset, or -1: what the context leaves; not 0"
+    )
+    max_completion_tokens: Kept | None = Field(None, ge=-1, le=limits.MAX_TOKENS, description="as max_tokens")
     logprobs: bool | None = Field(None, description="log-probabilities of the answer's tokens")
     top_logprobs: Whole | None = Field(
         None, ge=0, le=limits.MAX_LOGPROBS, description="how many likeliest tokens; where logprobs is true"

@@ -112,7 +112,10 @@ class ResponseFormat(Declared):
     """The form that the answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: SchemaForm | None = Field(None, description="where type says so, which then must have it")
+    json_schema: SchemaForm | None = Field(None, description="where type says so, which then has this, or schema")
+    schema_: Schema | None = Field(
+        None, alias="schema", description="of json_object and json_schema: a JSON schema, as llama-server has it"
+    )
 
 
 Pattern = Annotated[str, Field(max_length=limits.MAX_GRAMMAR_CHARACTERS)]
