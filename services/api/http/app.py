@@ -35,7 +35,9 @@ from speculation.errors import Cancelled, Internal, OutriderError, Unauthenticat
 
 log = logging.getLogger(__name__)
 
-_MESSAGES, _MODELS, _OLLAMA_S, _LM_STUDIO_S = "/v1/messages", "/v1/models", "/api/", "/api/v0/"
+_MESSAGES, _MODELS, _OLLAMA_S, _LM_STUDIO_S = "/v1/messages", "/v1/models", "/api/", ("/api/v0/", "/api/v1/")
+# Where KServe has OpenAI's API.
+_KSERVE_S = "/openai/v1/"
 # A header of Anthropic's clients.
 _VERSION = "anthropic-version"
 _PORT = re.compile(r":\d*$")
@@ -137,6 +139,9 @@ class HttpApp:
             "/health": _Path("GET", ends.health, is_open=True),
             "/ready": _Path("GET", ends.ready, is_open=True),
             "/version": _Path("GET", ends.version, is_open=True),
+            # By the names of the open inference protocol.
+            "/v2/health/live": _Path("GET", ends.live, is_open=True),
+            "/v2/health/ready": _Path("GET", ends.ready_by_protocol, is_open=True),
         }
         if config.metrics:
             # As often asked for as the state.
@@ -156,9 +161,12 @@ class HttpApp:
         call = HttpCall(
             headers=Headers(scope=scope), receive=receive, send_raw=send, address=f"{client[0]}:{client[1]}", gate=self._gate
         )
-        call.door = _door(scope["path"], call.headers)
+        path: str = scope["path"]
+        if path.startswith(_KSERVE_S):
+            path = path.removeprefix("/openai")
+        call.door = _door(path, call.headers)
         try:
-            await self._answer(call, scope["method"], scope["path"], scope.get("query_string", b""))
+            await self._answer(call, scope["method"], path, scope.get("query_string", b""))
         except Cancelled as error:
             log.info("request %s: %s", call.log_name, error)
         except OutriderError as error:
@@ -191,7 +199,7 @@ class HttpApp:
         found = self._find(call, method, path)
         call.query = query
         if found.is_open:
-            if self.leaving and path == "/ready":
+            if self.leaving and path.endswith("/ready"):
                 raise Unavailable("the server is stopping")
             await found.handler(call)
             return

@@ -247,6 +247,16 @@ class Endpoints:
             raise Unavailable("no verifier answers; try again")
         await call.answer({"status": "ok"})
 
+    async def live(self, call: HttpCall) -> None:
+        """GET /v2/health/live: as /health, by the open inference protocol."""
+        await call.answer({"live": True})
+
+    async def ready_by_protocol(self, call: HttpCall) -> None:
+        """GET /v2/health/ready: as /ready, by the open inference protocol."""
+        if not await self._ready():
+            raise Unavailable("no verifier answers; try again")
+        await call.answer({"ready": True})
+
     async def version(self, call: HttpCall) -> None:
         """GET /version"""
         await call.answer({"version": server_version()})

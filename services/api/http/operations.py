@@ -229,6 +229,18 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(path="/health", about="This process answers.", answer=service_answers.Health, is_open=True),
     Operation(path="/ready", about="A request would be answered.", answer=service_answers.Health, is_open=True),
+    Operation(
+        path="/v2/health/live",
+        about="This process answers, as the open inference protocol asks.",
+        answer=service_answers.Live,
+        is_open=True,
+    ),
+    Operation(
+        path="/v2/health/ready",
+        about="A request would be answered, as the open inference protocol asks.",
+        answer=service_answers.Ready,
+        is_open=True,
+    ),
     Operation(path="/version", about="Outrider's version.", answer=service_answers.Version, is_open=True),
     Operation(
         path="/", about="A page for browsers: a chat that shows who guessed which token.", media="text/html", is_open=True

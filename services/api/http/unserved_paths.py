@@ -43,9 +43,13 @@ _PROFILE = "`outrider top` and `outrider bench host` say where the time goes"
 _AZURE = "OpenAI's client (not Azure's) with base_url=http://HOST:PORT/v1 is answered"
 _WEIGHTS = "POST /update_weights_from_disk takes new weights from a folder"
 _NO_NEED = "computed prompts belong to the weights that made them, and `outrider forget` deletes those of a key"
+_NO_SESSIONS = "prompts are cached for each API key by themselves, as long as there is room"
 _ASK_AGAIN = "ask for each answer by itself, as many at once as you like"
+_PARTS = "POST /v1/chat/completions tells calls and thoughts apart by itself"
+_SPOKEN = "clients of OpenAI's and Anthropic's APIs are answered (/v1)"
+_INDEX = "`outrider index publish` puts an index in place while serving"
 _OPENAI_S = "conversations are kept by /v1/responses alone (previous_response_id)"
-# Paths of vLLM, SGLang, TensorRT-LLM, llama-server, text-generation-inference, LM Studio, Ollama: what does the same here.
+# Paths of vLLM, SGLang, TensorRT-LLM, llama-server, text-generation-inference, LM Studio, Ollama and others: what does the same.
 ELSEWHERE: Mapping[str, str] = {
     "/generate": _COMPLETIONS,
     "/generate_stream": _COMPLETIONS,
@@ -60,8 +64,30 @@ ELSEWHERE: Mapping[str, str] = {
     "/api/ps": _STATUS,
     "/api/version": "GET /version says it",
     "/api/pull": _ONE_MODEL,
+    "/api/push": _ONE_MODEL,
+    "/api/copy": _ONE_MODEL,
     "/api/create": _ONE_MODEL,
     "/api/delete": _ONE_MODEL,
+    "/api/v1/chat": _CHAT,
+    "/api/v1/models": _MODELS,
+    "/api/v1/models/load": _ONE_MODEL,
+    "/api/v1/models/unload": _ONE_MODEL,
+    "/api/v1/models/download": _ONE_MODEL,
+    "/api/v0/completions": _COMPLETIONS,
+    "/api/v0/chat/completions": _CHAT,
+    "/v1/engines": _MODELS,
+    "/v1/chat/completions/batch": _ASK_AGAIN,
+    "/v1/completions/render": _TOKENS,
+    "/generative_scoring": "POST /v1/completions tells log-probabilities of prompts (prompt_logprobs, or echo with logprobs)",
+    "/v2/chat": _SPOKEN,
+    "/vertex_generate": _CHAT,
+    "/parse_function_call": _PARTS,
+    "/separate_reasoning": _PARTS,
+    "/open_session": _NO_SESSIONS,
+    "/close_session": _NO_SESSIONS,
+    "/load_lora_adapter": _ADAPTERS,
+    "/unload_lora_adapter": _ADAPTERS,
+    "/get_weights_by_name": "weights do not leave the server",
     "/models/load": _ONE_MODEL,
     "/models/unload": _ONE_MODEL,
     "/models": _MODELS,
@@ -98,6 +124,8 @@ ELSEWHERE: Mapping[str, str] = {
     "/readyz": "GET /ready answers while requests would be answered",
     "/flush_cache": _NO_NEED,
     "/reset_prefix_cache": _NO_NEED,
+    "/reset_mm_cache": "the model reads text alone",
+    "/reset_encoder_cache": "the model reads text alone",
     "/sleep": "POST /pause stops decoding and keeps the weights",
     "/wake_up": "POST /resume goes on",
     "/is_sleeping": "GET /is_paused says whether it is paused",
@@ -105,9 +133,16 @@ ELSEWHERE: Mapping[str, str] = {
     "/resume_memory_occupation": "POST /resume goes on",
     "/update_weights_from_tensor": _WEIGHTS,
     "/update_weights_from_distributed": _WEIGHTS,
+    "/update_weights_from_ipc": _WEIGHTS,
+    "/update_weights": _WEIGHTS,
+    "/start_weight_update": _WEIGHTS,
+    "/finish_weight_update": _WEIGHTS,
+    "/init_weight_transfer_engine": _WEIGHTS,
     "/init_weights_update_group": _WEIGHTS,
     "/collective_rpc": _WEIGHTS,
-    "/add_external_corpus": "`outrider index publish` puts an index in place while serving",
+    "/add_external_corpus": _INDEX,
+    "/remove_external_corpus": _INDEX,
+    "/list_external_corpora": _INDEX,
     "/v1/responses/compact": "conversations are kept whole",
 }
 # Only asked for where the setting has not put it there.
@@ -125,6 +160,13 @@ _OTHER_FOLDERS = {
     "/v1/containers": "functions are called by who asks",
     "/v1/evals": "`outrider bench` measures, and prompts are asked over /v1/chat/completions",
     "/v1/fine_tuning": "adapters and weights are trained elsewhere; POST /v1/load_lora_adapter loads one",
+    "/v1/chat/completions": "answers of chats are not stored; /v1/responses stores its own",
+    "/v1/organization": "the audit log (server.audit_log) and GET /metrics tell what keys and services have used",
+    "/v1/skills": "functions are called by who asks",
+    "/v1beta": _SPOKEN,
+    "/v2/models": "POST /v1/completions continues a text; GET /v2/health/ready says whether it would be answered",
+    "/slots": _STATUS,
+    "/api/blobs": _ONE_MODEL,
     "/v1/realtime": f"{_TEXT}, and streams it as events",
     "/v1/videos": _TEXT,
     "/openai": _AZURE,
