@@ -49,7 +49,7 @@ _PARTS = "POST /v1/chat/completions tells calls and thoughts apart by itself"
 _SPOKEN = "clients of OpenAI's and Anthropic's APIs are answered (/v1)"
 _INDEX = "`outrider index publish` puts an index in place while serving"
 _OPENAI_S = "conversations are kept by /v1/responses alone (previous_response_id)"
-# Paths of vLLM, SGLang, TensorRT-LLM, llama-server, text-generation-inference, LM Studio, Ollama and others: what does the same.
+# Paths of vLLM, SGLang, TensorRT-LLM, llama-server, text-generation-inference, LM Studio, Ollama: what does the same here.
 ELSEWHERE: Mapping[str, str] = {
     "/generate": _COMPLETIONS,
     "/generate_stream": _COMPLETIONS,
@@ -78,7 +78,7 @@ ELSEWHERE: Mapping[str, str] = {
     "/v1/engines": _MODELS,
     "/v1/chat/completions/batch": _ASK_AGAIN,
     "/v1/completions/render": _TOKENS,
-    "/generative_scoring": "POST /v1/completions tells log-probabilities of prompts (prompt_logprobs, or echo with logprobs)",
+    "/generative_scoring": "POST /v1/completions tells log-probabilities of prompts (prompt_logprobs)",
     "/v2/chat": _SPOKEN,
     "/vertex_generate": _CHAT,
     "/parse_function_call": _PARTS,

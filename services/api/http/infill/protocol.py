@@ -50,7 +50,7 @@ class InfillBody(Declared):
     cache_prompt: Literal[True] | None = Field(None, description="prompts are cached by themselves")
     id_slot: Whole | None = Field(None, description="without effect: there are no slots to choose")
     response_fields: list[str] | None = Field(None, description="of an answer's end, these alone; a/b is b within a")
-    samplers: list[str] | str | None = Field(None, description=_LEFT_OUT)
+    samplers: Any = Field(None, description=_LEFT_OUT)
     n_indent: Whole | None = Field(None, ge=0, description=_LEFT_OUT)
     t_max_prompt_ms: Whole | None = Field(None, ge=-1, description=_LEFT_OUT)
     t_max_predict_ms: Whole | None = Field(None, ge=-1, description=_LEFT_OUT)

@@ -18,7 +18,7 @@ SAMPLERS = "all samplers that are asked for are applied, in one order"
 # What to say instead of fields of vLLM's, SGLang's, TensorRT-LLM's, llama-server's and Ollama's.
 _INSTEAD: dict[str, tuple[str, ...]] = {
     "say max_tokens": ("n_predict", "max_new_tokens", "num_predict", "t_max_predict_ms", "t_max_prompt_ms"),
-    "say min_tokens": ("min_new_tokens", "min_keep"),
+    "say min_tokens": ("min_new_tokens",),
     "say logprobs": ("n_probs", "return_logprob", "top_logprobs_num", "post_sampling_probs", "logprob_token_ids"),
     "say repetition_penalty": (
         "repeat_penalty", "penalty_last_n", "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length",
@@ -26,7 +26,7 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
     ),
     "say temperature, top_p or min_p": (
         "mirostat", "mirostat_eta", "mirostat_tau", "tfs_z", "top_n_sigma", "top_p_min", "xtc_probability", "xtc_threshold",
-        "dynatemp_range", "dynatemp_exponent",
+        "dynatemp_range", "dynatemp_exponent", "min_keep",
     ),
     "the model's generation_config may set it": ("typical_p",),
     "say seed": ("sampling_seed", "random_seed"),
