@@ -122,6 +122,7 @@ def test_what_asks_for_nothing_is_no_error(both_entries: HttpService) -> None:
         both_entries, messages=messages, system="", tools=[], metadata={}, service_tier="auto", speed="standard", mcp_servers=[],
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, container=None, stop_sequences=[],
         tool_choice={"type": "auto"}, cache_control={"type": "ephemeral"}, thinking={"type": "adaptive"}, output_config={},
+        diagnostics={"previous_message_id": None}, fallback_credit_token=None, billing_policy=None,
     )  # fmt: skip
     assert answer.status_code == 200, answer.text
     assert "x-outrider-ignored" not in answer.headers

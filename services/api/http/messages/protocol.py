@@ -103,7 +103,9 @@ class Thinking(Declared):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Whole | None = Field(None, ge=1, description="named in x-outrider-ignored: thoughts are not cut")
-    display: Literal["summarized"] | None = Field(None, description="thoughts are shown as they are")
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="summarized: thoughts are shown as they are; omitted: not at all"
+    )
 
 
 class SchemaOfAnswer(Declared):
