@@ -217,8 +217,8 @@ class HttpConfig:
     unknown_fields: Annotated[
         Literal["ignore", "refuse"],
         Setting(
-            "what a chat template does not read (reasoning_effort, verbosity, chat_template_kwargs, earlier thoughts, names in "
-            "messages), and what agents and editors always ask for and is not there (built-in tools beside their own, "
+            "what a chat template does not read (reasoning_effort, verbosity, chat_template_kwargs, earlier thoughts, names "
+            "in messages), and what agents and editors always ask for and is not there (built-in tools beside their own, "
             "samplers): ignore leaves it out and names it in the header x-outrider-ignored; refuse refuses the request"
         ),
     ] = "ignore"
