@@ -50,7 +50,7 @@ async def test_what_the_template_does_not_read_is_named() -> None:
     async with httpx2.AsyncClient(timeout=60) as plain:
         async with served(ScriptedRouter("hello")) as (_, server):
             answer = await plain.post(f"{server.url}/v1/messages", json=body)
-            assert answer.headers["x-outrider-ignored"] == "thinking, thinking.budget_tokens, output_config.effort"
+            assert answer.headers["x-outrider-ignored"] == "thinking, output_config.effort, thinking.budget_tokens"
         async with served(ScriptedRouter("hello"), HttpConfig(port=0, unknown_fields="refuse")) as (_, server):
             for field in ("thinking", "output_config"):
                 kept = {name: value for name, value in body.items() if name in ("messages", "max_tokens", field)}

@@ -75,8 +75,7 @@ def _read(kind: type[CountBody], body: dict[str, Any]) -> AskedMessage:
         return AskedMessage(asked=asked, paths=paths)
     asked = replace(asked, thoughts=thinking.display != "omitted")
     wanted = {"enabled": True, "disabled": False}.get(thinking.type)
-    unread = ("thinking.budget_tokens",) if thinking.budget_tokens is not None else ()
-    return AskedMessage(asked=asked, paths=paths, thinking=wanted, unread=unread)
+    return AskedMessage(asked=asked, paths=paths, thinking=wanted)
 
 
 def _honoured(body: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from services.api.model_card import ModelCard
 
 # What templates that read it call how long the model thinks, and OpenAI's API, too; the same of how much it says.
 EFFORT, VERBOSITY = "reasoning_effort", "verbosity"
+# What vLLM calls the most tokens of a thought.
+LIMIT = "thinking_token_budget"
 # What templates call the option whether the model thinks first.
 SWITCHES = ("enable_thinking", "thinking")
 _NOT_AT_ALL, _AS_IT_IS = "none", "medium"

@@ -7,7 +7,7 @@ from typing import Any
 from services.api.http.openai import field_rules, other_servers
 from services.api.http.openai.answer_form import read_form
 from services.api.http.openai.chat_messages import read_messages
-from services.api.http.openai.chat_options import read_chat_options
+from services.api.http.openai.chat_options import LIMIT, read_chat_options
 from services.api.http.openai.fields import Fields
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.request import Asked
@@ -42,6 +42,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
     scored = read_prompt_logprobs(fields, stream)
     form, form_field, text_form = _form(fields, tools)
     tier, thoughts = fields.given("service_tier"), fields.truth("include_reasoning") is not False
+    thought_limit = fields.whole(LIMIT)
     without_effect = field_rules.take_unhonoured(fields, ChatBody)
     left_out = other_servers.end(fields, field_rules.HINTS, body)
     return Asked(
@@ -60,6 +61,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
         chat=options,
         tier=tier,
         thoughts=thoughts,
+        thought_limit=thought_limit,
         metadata=without_effect.get("metadata", {}),
         left_out=left_out,
         **others,

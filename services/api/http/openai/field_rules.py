@@ -42,6 +42,7 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
     "the server decides (server.reasoning)": ("reasoning_format",),
     "say reasoning_effort or chat_template_kwargs": ("think", "thinking", "enable_thinking", "reasoning"),
     "say request_id": ("rid",),
+    "say thinking_token_budget": ("thinking_budget",),
     "say return_token_ids": ("return_prompt_token_ids", "return_tokens"),
     "POST /v1/chat/completions/render shows what is asked of the model": ("return_prompt_text", "return_token_offsets"),
     "name the adapter as the model": ("lora", "lora_path", "lora_request"),
@@ -84,7 +85,7 @@ HINTS: dict[str, str] = {name: f"unset: {instead}" for instead, names in _INSTEA
 OF_COMPLETIONS: dict[str, str] = {
     **HINTS,
     **dict.fromkeys(
-        ("think", "thinking", "enable_thinking", "reasoning", "separate_reasoning", "stream_reasoning"),
+        ("think", "thinking", "enable_thinking", "reasoning", "separate_reasoning", "stream_reasoning", "thinking_budget"),
         "unset: say it to /v1/chat/completions",
     ),
 }

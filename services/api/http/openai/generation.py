@@ -10,8 +10,9 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
 from services.access.gate import Visit
+from services.api.http.openai.chat_options import LIMIT
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.model_fit import called, check_infill, check_tools, formed, readable, unused_form
+from services.api.http.openai.model_fit import called, check_infill, check_tools, formed, limited, readable, unused_form
 from services.api.http.openai.oldest_turns import fitting
 from services.api.http.openai.prompt_thought import begins_thought
 from services.api.http.openai.request import Asked, Input
@@ -180,8 +181,9 @@ async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[Mod
     asked, ignored = readable(asked, card, strict=strict)
     check_tools(asked, card)
     check_infill(asked, card)
+    asked, unlimited = limited(asked, card, strict=strict)
     left_out = tuple(each.field for each in asked.left_out)
-    return card, asked, left_out + ignored + await unused_form(asked, strict=strict)
+    return card, asked, left_out + ignored + unlimited + await unused_form(asked, strict=strict)
 
 
 async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, card: ModelCard) -> tuple[int, ...]:
@@ -222,6 +224,8 @@ def own_names(asked: Asked) -> dict[str, str]:
     form = asked.sampling.structured_outputs
     if form is not None:
         return {**names, field_of(form): asked.form_field, _GRAMMAR: asked.form_field}
+    if asked.thought_limit is not None:
+        return {**names, _GRAMMAR: LIMIT}
     return names if asked.tools is None else {**names, _GRAMMAR: "tools"}
 
 

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 
 from services.api.http.openai.answer_form import format_field, schema_form
-from services.api.http.openai.chat_options import EFFORT, VERBOSITY, given_in, with_switch, written
+from services.api.http.openai.chat_options import EFFORT, LIMIT, VERBOSITY, given_in, with_switch, written
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.prompt_thought import behind_thought
+from services.api.http.openai.prompt_thought import behind_thought, limited_thought, limits_thoughts
 from services.api.http.openai.request import Asked, Input
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import ChatMessage, RequestedSampling
@@ -135,6 +135,23 @@ def check_tools(asked: Asked, card: ModelCard) -> None:
         )
 
 
+def limited(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Asked, tuple[str, ...]]:
+    """The request without a limit of thoughts that this model's cannot be held to, or that stands beside a form; and its field.
+
+    Raises:
+        Refused: there is one, and nothing may be left out (``strict``).
+    """
+    if asked.thought_limit is None:
+        return asked, ()
+    formed = asked.sampling.structured_outputs is not None or (asked.tools is not None and asked.tools.form_within(card))
+    if limits_thoughts(card) and not formed:
+        return asked, ()
+    if strict:
+        allowed = "unset: this model's thoughts have no marks that are tokens, or the answer has a form"
+        raise Refused(LIMIT, asked.thought_limit, allowed, "unsupported_parameter")
+    return replace(asked, thought_limit=None), (LIMIT,)
+
+
 def check_infill(asked: Asked, card: ModelCard) -> None:
     """Check that the model fills gaps, where one is to be filled.
 
@@ -161,6 +178,9 @@ def formed(asked: Asked, card: ModelCard, *, thinking: bool) -> RequestedSamplin
         if card.tool_format == HARMONY and asked.sampling.structured_outputs is None:
             # Of the messages, those that are thoughts are part of the form.
             return sampling
+    # An answer that is no longer has no longer thought.
+    if asked.thought_limit is not None and asked.thought_limit < (sampling.max_tokens or asked.thought_limit + 1):
+        return limited_thought(sampling, card, asked.thought_limit, thinking=thinking)
     chats = not isinstance(asked.inputs[0], str) and isinstance(asked.inputs[0][0], ChatMessage)
     return behind_thought(sampling, card, thinking=thinking) if chats else sampling
 

@@ -42,6 +42,7 @@ class Asked:
         text_form: a form of text that has no effect, since the answer is calls.
         tier: the service tier is named in the answer.
         thoughts: the answer tells what the model thought before it.
+        thought_limit: most tokens of a thought; None: it has no limit of its own.
         metadata: the user's own texts, by name.
         left_out: what is asked for and not there, each as it is refused where nothing may be left out.
     """
@@ -88,5 +89,6 @@ class Asked:
     request_id: str | None = None
     tier: bool = False
     thoughts: bool = True
+    thought_limit: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[Refused, ...] = ()

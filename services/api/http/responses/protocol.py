@@ -89,6 +89,7 @@ class Extensions(Declared):
         None, description="strategy, num_speculative_tokens, acceptance, report, compare"
     )
     chat_template_kwargs: Annotated[Any, Later(dict[str, Any])] = None
+    thinking_token_budget: Annotated[Any, Later(int)] = None
     privacy: Annotated[Any, Later(Literal["none", "strict"])] = None
     cache_salt: Annotated[Any, Later(str)] = None
     priority: Annotated[Any, Later(int)] = None

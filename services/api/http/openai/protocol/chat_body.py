@@ -48,6 +48,13 @@ class ChatBody(SharedBody):
     verbosity: Literal["low", "medium", "high"] | None = Field(
         None, description="low, high: as an option of the chat template, if it reads it; medium: as it is"
     )
+    thinking_token_budget: Whole | None = Field(
+        None,
+        ge=0,
+        le=limits.MAX_TOKENS,
+        description="most tokens of a thought, where its marks are tokens and the answer has no form; else named in "
+        "x-outrider-ignored",
+    )
     include_reasoning: bool | None = Field(
         None, description="false: the answer leaves out reasoning_content; the model thinks all the same"
     )

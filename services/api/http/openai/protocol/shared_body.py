@@ -168,4 +168,3 @@ class SharedBody(Declared):
     mm_processor_kwargs: Refused = Field(None, description="unset: the model reads text alone")
     repetition_detection: Refused = Field(None, description="unset: say repetition_penalty")
     vllm_xargs: Refused = Field(None, description="unset: there are no such arguments")
-    thinking_token_budget: Refused = Field(None, description="unset: thoughts have no limit of their own")
