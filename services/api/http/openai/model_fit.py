@@ -136,7 +136,7 @@ def check_tools(asked: Asked, card: ModelCard) -> None:
 
 
 def limited(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Asked, tuple[str, ...]]:
-    """The request without a limit of thoughts that this model's cannot be held to, or that stands beside a form; and its field.
+    """The request without a limit of thoughts that cannot be kept, by this model or beside a form; and its field.
 
     Raises:
         Refused: there is one, and nothing may be left out (``strict``).

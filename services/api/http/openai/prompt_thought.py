@@ -1,4 +1,4 @@
-"""Prompts that begin a thought, and how long it may be. The answer's form holds behind the thought, not within it, as in vLLM."""
+"""Prompts that begin a thought, and how long it may be. The answer's form holds behind the thought, as in vLLM."""
 
 from __future__ import annotations
 
@@ -47,12 +47,16 @@ def limited_thought(sampling: RequestedSampling, card: ModelCard, most: int, *, 
     """
     begin, end = THOUGHTS[card.thoughts]
     # An answer that ends within its thought is one, too; at the limit the mark alone can follow.
-    ended = f"any{{0,{most}}} {MarkRules(card).mark(end)} rest"
-    thought = f"({ended} | any{{0,{most - 1}}})" if most else ended
+    ended, cut = f"{_up_to(most)} {MarkRules(card).mark(end)} rest", _up_to(most - 1)
+    thought = f"({ended} | {cut})" if cut else f"({ended})?" if most else f"({ended})"
     opening = _id_of(begin, card)
     start = thought if thinking else f"<[{opening}]> {thought} | (<[^{opening}]> rest)?"
     text = "\n".join([f"start: {start}", f"any: <[^{_id_of(end, card)}]>", "rest: <[*]>*"])
     return replace(sampling, structured_outputs=StructuredOutputs(kind="grammar", text=text))
+
+
+def _up_to(tokens: int) -> str:
+    return f"any{{0,{tokens}}}" if tokens > 0 else ""
 
 
 def _id_of(mark: str, card: ModelCard) -> int | None:
