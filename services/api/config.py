@@ -65,6 +65,15 @@ class PublicServerConfig:
     idle_timeout_s: Annotated[
         float, Setting("seconds after which a connection without a call is closed", ge=1, le=86400)
     ] = 600.0
+    max_connection_age_s: Annotated[
+        float,
+        Setting(
+            "seconds, give or take a tenth, after which a connection ends with the calls that are under way on it, so that "
+            "clients come to new routers, too",
+            ge=1,
+            le=86400,
+        ),
+    ] = 300.0
     send_timeout_s: Annotated[
         float,
         Setting("seconds that a client may take to make room for a piece of its answer; then its call ends", gt=0, le=3600),
