@@ -136,12 +136,7 @@ class HttpApp:
             "/pause_generation": _Path("POST", trainers.pause_generation, counted="Pause", scope="admin"),
             "/continue_generation": _Path("POST", trainers.resume, counted="Resume", scope="admin"),
             "/tokenizer_info": _Path("GET", others.tokenizer_info, counted="TokenizerInfo", scope="generate"),
-            "/health": _Path("GET", ends.health, is_open=True),
-            "/ready": _Path("GET", ends.ready, is_open=True),
-            "/version": _Path("GET", ends.version, is_open=True),
-            # By the names of the open inference protocol.
-            "/v2/health/live": _Path("GET", ends.live, is_open=True),
-            "/v2/health/ready": _Path("GET", ends.ready_by_protocol, is_open=True),
+            **_for_everybody(ends),
         }
         if config.metrics:
             # As often asked for as the state.
@@ -248,6 +243,18 @@ class HttpApp:
         if not call.begun:
             # A connection that stays would bring its next request here as well.
             await call.refuse(error, _CLOSING if self.draining else None)
+
+
+def _for_everybody(ends: Endpoints) -> dict[str, _Path]:
+    handlers = {
+        "/health": ends.health,
+        "/ready": ends.ready,
+        "/version": ends.version,
+        # By the names of the open inference protocol.
+        "/v2/health/live": ends.live,
+        "/v2/health/ready": ends.ready_by_protocol,
+    }
+    return {path: _Path("GET", handler, is_open=True) for path, handler in handlers.items()}
 
 
 def _door(path: str, headers: Headers) -> Door:
