@@ -22,13 +22,15 @@ UNSERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "n": ((1,), "unset or 1: there is one answer; /v1/chat/completions gives several"),
 }
 
+# A field of OpenAI's here is one of OpenRouter's at the chat door.
+_OF_OTHERS = {name: hint for name, hint in OF_OTHER_SERVERS.items() if name != "reasoning"}
 HINTS: dict[str, str] = {
-    **OF_OTHER_SERVERS,
+    **_OF_OTHERS,
     "messages": "unset: say input, or use /v1/chat/completions",
     "max_tokens": "unset: say max_output_tokens",
     "max_completion_tokens": "unset: say max_output_tokens",
-    **{name: "unset: say max_output_tokens" for name, hint in OF_OTHER_SERVERS.items() if hint == "unset: say max_tokens"},
-    **{name: "unset: say top_logprobs" for name, hint in OF_OTHER_SERVERS.items() if hint == "unset: say logprobs"},
+    **{name: "unset: say max_output_tokens" for name, hint in _OF_OTHERS.items() if hint == "unset: say max_tokens"},
+    **{name: "unset: say top_logprobs" for name, hint in _OF_OTHERS.items() if hint == "unset: say logprobs"},
     **dict.fromkeys(("separate_reasoning", "stream_reasoning"), "unset: thoughts are items of their own"),
     **dict.fromkeys(("timings_per_token", "return_progress"), "unset: an answer's end has usage and metrics"),
     "return_cached_tokens_details": "unset: usage.input_tokens_details has them",
@@ -59,4 +61,4 @@ def check_unserved(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_nothing(name: str, value: Any, body: dict[str, Any]) -> bool:
-    return value is None or name in UNSERVED or (name in OF_OTHER_SERVERS and asks_for_nothing(name, value, body))
+    return value is None or name in UNSERVED or (name in _OF_OTHERS and asks_for_nothing(name, value, body))
