@@ -99,3 +99,16 @@ def test_a_schema_where_llama_server_has_it(kind: str) -> None:
     named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     assert asked.sampling == read_chat({**FOX, "response_format": named}).sampling
     assert asked.form_field == "response_format.schema"
+
+
+def test_a_form_may_be_written_out_whole() -> None:
+    form: dict[str, Any] = {
+        "json": None, "regex": "a+", "choice": None, "grammar": None, "json_object": None, "disable_fallback": False,
+        "disable_any_whitespace": False, "disable_additional_properties": False, "whitespace_pattern": None,
+        "structural_tag": None,
+    }  # fmt: skip
+    assert read_chat({**FOX, "structured_outputs": form}) == read_chat({**FOX, "structured_outputs": {"regex": "a+"}})
+    for asked in ({"disable_any_whitespace": True}, {"disable_additional_properties": True}, {"whitespace_pattern": " "}):
+        with pytest.raises(InvalidArgument) as refused:
+            read_chat({**FOX, "structured_outputs": form | asked})
+        assert refused.value.field == f"structured_outputs.{next(iter(asked))}"

@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from services.api.http.openai.errors import Refused
+from services.api.http.openai.field_rules import take_unhonoured
 from services.api.http.openai.fields import Fields
 from services.api.http.openai.protocol import parts
 from speculation.errors import InvalidArgument
@@ -127,6 +128,7 @@ def _one_form(fields: Fields, given: Fields) -> StructuredOutputs:
         if not choices or not all(isinstance(text, str) and text for text in choices):
             raise given.refuse("choice", choices, "a list of texts, at least one and none of them empty")
         found.append(StructuredOutputs(kind="choice", text=json.dumps(choices, ensure_ascii=False)))
+    take_unhonoured(given, parts.StructuredOutputs)
     given.end()
     if len(found) != 1:
         raise fields.refuse("structured_outputs", f"{len(found)} forms", f"one of {', '.join(_KINDS)}")

@@ -73,7 +73,9 @@ def _kind(schema: dict[str, Any], root: dict[str, Any]) -> str:
     if "$ref" in schema:
         found = root["$defs"][schema["$ref"].rpartition("/")[2]]
         return "object: " + ", ".join(
-            name for name, each in found["properties"].items() if each.keys() - {"description", "x-effect"}
+            name
+            for name, each in found["properties"].items()
+            if each.keys() - {"description", "x-effect"} and each.get("type") != "null"
         )
     if "anyOf" in schema:
         kinds = [_kind(each, root) for each in schema["anyOf"] if each.get("type") != "null"]
