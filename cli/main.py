@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import (
+    batch_command,
     bench_commands,
     canary_command,
     disco_command,
@@ -272,6 +273,7 @@ def forget(
 
 for _panel, _commands in (
     (_SERVE, (outside_commands.draft, outside_commands.verify, plan_command.plan, operator_commands.doctor)),
+    (_ASK, (batch_command.run_batch,)),
     (_OPERATE, (operator_commands.top, operator_commands.new_key, operator_commands.hash_key, operator_commands.leave)),
     (_OPERATE, (operator_commands.reload,)),
     (_MEASURE, (bench_commands.replay,)),

@@ -45,6 +45,7 @@ _WEIGHTS = "POST /update_weights_from_disk takes new weights from a folder"
 _NO_NEED = "computed prompts belong to the weights that made them, and `outrider forget` deletes those of a key"
 _NO_SESSIONS = "prompts are cached for each API key by themselves, as long as there is room"
 _ASK_AGAIN = "ask for each answer by itself, as many at once as you like"
+_FILES = "`outrider run-batch` asks for each line of a file, some at once"
 _PARTS = "POST /v1/chat/completions tells calls and thoughts apart by itself"
 _SPOKEN = "clients of OpenAI's and Anthropic's APIs are answered (/v1)"
 _INDEX = "`outrider index publish` puts an index in place while serving"
@@ -149,10 +150,10 @@ ELSEWHERE: Mapping[str, str] = {
 _METRICS = "there is no /metrics at this port: set server.metrics: true, or ask the ops port (server.ops_port)"
 _FOLDERS = {"/v1/audio": "audio", "/v1/images": "images"}
 _OTHER_FOLDERS = {
-    "/v1/batches": _ASK_AGAIN,
-    "/v1/messages/batches": _ASK_AGAIN,
-    "/v1/files": _ASK_AGAIN,
-    "/v1/uploads": _ASK_AGAIN,
+    "/v1/batches": _FILES,
+    "/v1/messages/batches": _FILES,
+    "/v1/files": _FILES,
+    "/v1/uploads": _FILES,
     "/v1/assistants": _OPENAI_S,
     "/v1/threads": _OPENAI_S,
     "/v1/conversations": _OPENAI_S,
