@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from services.api.http.infill.protocol import InfillReply
+from services.api.http.llama_server.protocol import LlamaReply
 from tests.http_service import HttpService, http_served
 from tests.tiny import make_tiny_model
 
@@ -68,7 +68,7 @@ def test_infill_whole_and_streamed(coder: HttpService) -> None:
         **OWN,
     }
     whole = post(coder, "/infill", **asked).json()
-    told = InfillReply.model_validate(whole, strict=True)
+    told = LlamaReply.model_validate(whole, strict=True)
     assert told.stop_type == "limit" and told.tokens_predicted == 12 == len(told.tokens or [])
     same = post(coder, "/v1/completions", prompt="the quick\nbr", suffix=" fox", max_tokens=12, **OWN).json()
     assert told.content == same["choices"][0]["text"]

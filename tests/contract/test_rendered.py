@@ -62,7 +62,6 @@ def test_paths_of_other_servers_lead_to_those_that_do_the_same(both_entries: Htt
     known = CLIENT.post(f"{both_entries.url}/nowhere", json={}).json()["error"]["message"]
     for path in (
         "/generate",
-        "/completion",
         "/server_info",
         "/flush_cache",
         "/sleep",

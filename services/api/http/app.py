@@ -109,6 +109,7 @@ class HttpApp:
             _MESSAGES: _Path("POST", messages.message),
             f"{_MESSAGES}/count_tokens": _Path("POST", messages.count, counted="CountTokens", scope="generate"),
             "/v1/chat/completions/render": _Path("POST", others.render, counted="Render", scope="generate"),
+            "/completion": _Path("POST", others.continue_text),
             "/infill": _Path("POST", others.infill),
             "/v1/responses": _Path("POST", responses.create),
             "/v1/responses/input_tokens": _Path("POST", responses.count, counted="CountInputTokens", scope="generate"),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from services.api.http.infill.protocol import InfillBody, InfillEvent, InfillReply
+from services.api.http.llama_server.protocol import ContinueBody, InfillBody, LlamaEvent, LlamaReply
 from services.api.http.messages import protocol as messages
 from services.api.http.messages import replies
 from services.api.http.openai.protocol import answers, service_answers
@@ -137,12 +137,21 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(path="/v1/responses/{id}/input_items", about="What a stored response answered.", answer=InputItems),
     Operation(
+        path="/completion",
+        method="post",
+        about="Continue a text, as llama-server's API has it.",
+        body=ContinueBody,
+        answer=LlamaReply,
+        event=LlamaEvent,
+        example={"prompt": "Once upon a time", "n_predict": 32},
+    ),
+    Operation(
         path="/infill",
         method="post",
         about="Fill a gap in a text, as llama-server's API has it; of models with fill-in-the-middle tokens.",
         body=InfillBody,
-        answer=InfillReply,
-        event=InfillEvent,
+        answer=LlamaReply,
+        event=LlamaEvent,
         example={"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16},
     ),
     Operation(

@@ -54,7 +54,6 @@ _OPENAI_S = "conversations are kept by /v1/responses alone (previous_response_id
 ELSEWHERE: Mapping[str, str] = {
     "/generate": _COMPLETIONS,
     "/generate_stream": _COMPLETIONS,
-    "/completion": _COMPLETIONS,
     "/completions": _COMPLETIONS,
     "/chat/completions": _CHAT,
     "/api/generate": _COMPLETIONS,

@@ -1,4 +1,4 @@
-"""The body of /infill and what is answered, each field declared once."""
+"""The bodies of /completion and /infill and what is answered, each field declared once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, RootModel
 
 from services.api.http.declared import Declared, Whole
+from services.api.http.openai.field_rules import HINTS as OF_OTHER_SERVERS
 from services.api.http.openai.field_rules import SAMPLERS
 from speculation import limits
 
@@ -21,13 +22,9 @@ class OtherFile(Declared):
     time: Any = Field(None, description="without effect")
 
 
-class InfillBody(Declared):
-    """A text with a gap. Sampling that is unset is the model's, as in /v1/completions."""
+class LlamaBody(Declared):
+    """What both bodies have. Sampling that is unset is the model's, as in /v1/completions."""
 
-    input_prefix: str = Field(description="the text before the gap")
-    input_suffix: str = Field(description="the text behind it")
-    input_extra: list[OtherFile] | None = None
-    prompt: str | None = Field(None, description="behind input_prefix: where the cursor's line begins")
     n_predict: Whole | None = Field(
         None, ge=-1, le=limits.MAX_TOKENS, description="-1: what the context leaves; 0: no answer"
     )
@@ -51,28 +48,53 @@ class InfillBody(Declared):
     id_slot: Whole | None = Field(None, description="without effect: there are no slots to choose")
     response_fields: list[str] | None = Field(None, description="of an answer's end, these alone; a/b is b within a")
     samplers: Any = Field(None, description=_LEFT_OUT)
+    typical_p: float | None = Field(None, ge=1, le=1, description=_LEFT_OUT)
     n_indent: Whole | None = Field(None, ge=0, description=_LEFT_OUT)
     t_max_prompt_ms: Whole | None = Field(None, ge=-1, description=_LEFT_OUT)
     t_max_predict_ms: Whole | None = Field(None, ge=-1, description=_LEFT_OUT)
 
 
-# What editors always send, and is not there: with server.unknown_fields: refuse, what is said of each.
+class InfillBody(LlamaBody):
+    """A text with a gap."""
+
+    input_prefix: str = Field(description="the text before the gap")
+    input_suffix: str = Field(description="the text behind it")
+    input_extra: list[OtherFile] | None = None
+    prompt: str | None = Field(None, description="behind input_prefix: where the cursor's line begins")
+
+
+class ContinueBody(LlamaBody):
+    """A text to continue."""
+
+    prompt: str | list[Whole] = Field(description="a text, or token ids")
+    json_schema: dict[str, Any] | None = Field(None, description="the answer follows it")
+
+
+# What editors and pages always send, and is not there: with server.unknown_fields: refuse, what is said of each.
 LEFT_OUT: dict[str, str] = {
     "samplers": f"unset: {SAMPLERS}",
+    "typical_p": "unset: the model's generation_config may set it",
     "n_indent": "unset, or 0: lines are not cut by their indentation",
     "t_max_prompt_ms": "unset, or 0: say n_predict",
     "t_max_predict_ms": "unset, or 0: say n_predict",
 }
-# Fields of llama-server: what to say instead.
+_ELSEWHERE = "unset: say it to /v1/completions"
+# Fields of llama-server and others: what to say instead.
 HINTS: dict[str, str] = {
-    "n_probs": "unset: say logprobs to /v1/completions, with suffix",
-    "logit_bias": "unset: say it to /v1/completions, with suffix",
-    "max_tokens": "unset: say n_predict",
-    "suffix": "unset: say input_suffix",
+    **OF_OTHER_SERVERS,
+    "n_probs": "unset: say logprobs to /v1/completions",
+    "post_sampling_probs": "unset: say logprobs to /v1/completions",
+    **dict.fromkeys(("logit_bias", "n", "structured_outputs"), _ELSEWHERE),
+    "grammar": "unset: say structured_outputs.grammar, as Lark writes it, to /v1/completions",
+    "json_schema": "unset: say structured_outputs.json to /v1/completions",
+    **dict.fromkeys(("max_tokens", "max_new_tokens", "num_predict"), "unset: say n_predict"),
+    **dict.fromkeys(("repetition_penalty", "penalty_last_n", "repeat_last_n"), "unset: say repeat_penalty"),
+    "min_new_tokens": _ELSEWHERE,
+    "suffix": "unset: say input_suffix to /infill",
 }
 
 
-class InfillPiece(BaseModel):
+class LlamaPiece(BaseModel):
     """An event of the answer but its last one."""
 
     index: Literal[0]
@@ -81,7 +103,7 @@ class InfillPiece(BaseModel):
     stop: Literal[False]
 
 
-class InfillReply(BaseModel):
+class LlamaReply(BaseModel):
     """The answer, or the last event of one; ``tokens`` where they are asked for, and those of ``response_fields`` alone."""
 
     index: Literal[0]
@@ -100,5 +122,5 @@ class InfillReply(BaseModel):
     metrics: dict[str, Any]
 
 
-class InfillEvent(RootModel[InfillPiece | InfillReply]):
+class LlamaEvent(RootModel[LlamaPiece | LlamaReply]):
     """An event of the answer."""

@@ -1,4 +1,4 @@
-"""What fills a gap, as a whole or in events, as llama-server tells it."""
+"""What continues a text or fills a gap, as a whole or in events, as llama-server tells it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.api.messages import Completion, RouterPort, TextChunk
 from speculation.types import FinishReason
 
 
-class InfillStream(EventStream):
+class LlamaStream(EventStream):
     """An answer that is being streamed; its last event says that it stops."""
 
     last = b""
@@ -28,14 +28,14 @@ class InfillStream(EventStream):
         return "content" in content
 
 
-class InfillAnswer(AnswerInProgress):
+class LlamaAnswer(AnswerInProgress):
     """Implements ``AnswerInProgress``: there is one choice.
 
     Args:
         fields: of the answer's end, those that are told; None: all.
     """
 
-    stream_form = InfillStream
+    stream_form = LlamaStream
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class InfillAnswer(AnswerInProgress):
         *,
         fields: tuple[str, ...] | None = None,
     ) -> None:
-        super().__init__(asked, prepared, name, created, prefix="infill", kind=("infill", "infill"))
+        super().__init__(asked, prepared, name, created, prefix="llama", kind=("completion", "completion"))
         self._fields = fields
 
     @override
