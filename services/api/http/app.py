@@ -21,6 +21,7 @@ from services.api.http.door import ANTHROPIC, OLLAMA, OPENAI, Door
 from services.api.http.endpoints import Endpoints
 from services.api.http.messages.endpoints import MessageEndpoints
 from services.api.http.model_endpoints import ModelEndpoints
+from services.api.http.ollama.endpoints import OllamaEndpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
 from services.api.http.openapi import openapi
@@ -111,6 +112,7 @@ class HttpApp:
             "/v1/chat/completions/render": _Path("POST", others.render, counted="Render", scope="generate"),
             "/completion": _Path("POST", others.continue_text),
             "/infill": _Path("POST", others.infill),
+            **_of_ollama(OllamaEndpoints(ends, router, strict=strict)),
             "/v1/responses": _Path("POST", responses.create),
             "/v1/responses/input_tokens": _Path("POST", responses.count, counted="CountInputTokens", scope="generate"),
             _RESPONSE: _Path(
@@ -244,6 +246,17 @@ class HttpApp:
         if not call.begun:
             # A connection that stays would bring its next request here as well.
             await call.refuse(error, _CLOSING if self.draining else None)
+
+
+def _of_ollama(ends: OllamaEndpoints) -> dict[str, _Path]:
+    return {
+        "/api/chat": _Path("POST", ends.chat),
+        "/api/generate": _Path("POST", ends.generate),
+        "/api/tags": _Path("GET", ends.tags, counted="ListModels"),
+        "/api/ps": _Path("GET", ends.tags, counted="ListModels"),
+        "/api/show": _Path("POST", ends.show, counted="ShowModel"),
+        "/api/version": _Path("GET", ends.version, is_open=True),
+    }
 
 
 def _for_everybody(ends: Endpoints) -> dict[str, _Path]:

@@ -183,16 +183,17 @@ class Endpoints:
 
     async def models(self, call: HttpCall) -> None:
         """GET /v1/models"""
-        await call.answer(page_of(await self._listed(call), call.query))
+        await call.answer(page_of(await self.listed(call), call.query))
 
     async def model(self, call: HttpCall) -> None:
         """GET /v1/models/{id}"""
-        models = await self._listed(call)
+        models = await self.listed(call)
         if call.path_id not in models:
             raise NotFound("model", call.path_id or "empty", ", ".join(models))
         await call.answer(models[call.path_id])
 
-    async def _listed(self, call: HttpCall) -> dict[str, dict[str, Any]]:
+    async def listed(self, call: HttpCall) -> dict[str, dict[str, Any]]:
+        """What is told of each model, by each of its names."""
         caller = call.known_caller
         return listed(await self._router.models(caller.tenant), caller, self._started)
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from services.api.http.llama_server.protocol import ContinueBody, InfillBody, LlamaEvent, LlamaReply
 from services.api.http.messages import protocol as messages
 from services.api.http.messages import replies
+from services.api.http.ollama import protocol as ollama
 from services.api.http.openai.protocol import answers, service_answers
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.protocol.completion_body import CompletionBody
@@ -154,6 +155,40 @@ OPERATIONS: tuple[Operation, ...] = (
         event=LlamaEvent,
         example={"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16},
     ),
+    Operation(
+        path="/api/chat",
+        method="post",
+        about="Go on with a conversation, as Ollama's API has it: lines of JSON, unless stream is false.",
+        body=ollama.OllamaChatBody,
+        answer=ollama.OllamaChatReply,
+        error=ollama.OllamaError,
+        example={**_HELLO, "stream": False},
+    ),
+    Operation(
+        path="/api/generate",
+        method="post",
+        about="Answer a prompt, as Ollama's API has it: lines of JSON, unless stream is false.",
+        body=ollama.OllamaGenerateBody,
+        answer=ollama.OllamaGenerateReply,
+        error=ollama.OllamaError,
+        example={"prompt": "Hello!", "stream": False},
+    ),
+    Operation(
+        path="/api/tags", about="The served models, for Ollama's clients.", answer=ollama.Tags, error=ollama.OllamaError
+    ),
+    Operation(
+        path="/api/ps", about="The loaded models, for Ollama's clients.", answer=ollama.Tags, error=ollama.OllamaError
+    ),
+    Operation(
+        path="/api/show",
+        method="post",
+        about="One of them.",
+        body=ollama.ShowBody,
+        answer=ollama.ShownModel,
+        error=ollama.OllamaError,
+        example={},
+    ),
+    Operation(path="/api/version", about="Outrider's version.", answer=service_answers.Version, is_open=True),
     Operation(
         path="/v1/models", about="The served models, for OpenAI's and Anthropic's clients.", answer=service_answers.Models
     ),

@@ -12,7 +12,7 @@ from services.api.http.messages import unhonoured
 from services.api.http.messages.chat_body import chat_body_of, turns_of
 from services.api.http.messages.own_names import in_own_names
 from services.api.http.messages.protocol import CountBody, MessagesBody
-from services.api.http.openai.chat_options import SWITCHES, given_in, written
+from services.api.http.openai.chat_options import with_thinking
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.late_system import as_users_text
@@ -105,12 +105,10 @@ def fitted(message: AskedMessage, card: ModelCard, *, strict: bool) -> AskedMess
         conversation, paths = as_users_text(turns, paths)
         asked = replace(asked, inputs=(conversation,))
     if message.thinking is not None:
-        option = next((name for name in SWITCHES if name in card.template_options), None)
-        if option is None:
+        if (chat := with_thinking(asked.chat, card, message.thinking)) is None:
             unread = ("thinking", *unread)
         else:
-            kwargs = {option: message.thinking, **given_in(asked.chat)}
-            asked = replace(asked, chat=replace(asked.chat, template_kwargs=written(kwargs)))
+            asked = replace(asked, chat=chat)
     if strict and unread:
         raise Refused(unread[0], "set", "unset: this model's chat template does not read it (server.unknown_fields)")
     return replace(message, asked=asked, paths=paths, unread=unread)

@@ -53,6 +53,12 @@ def with_switch(options: ChatOptions, card: ModelCard) -> ChatOptions:
     return replace(options, template_kwargs=written(given))
 
 
+def with_thinking(options: ChatOptions, card: ModelCard, wanted: bool) -> ChatOptions | None:
+    """The options with whether the model thinks; None: its chat template has no switch for that."""
+    switch = next((name for name in SWITCHES if name in card.template_options), None)
+    return None if switch is None else replace(options, template_kwargs=written({switch: wanted, **given_in(options)}))
+
+
 def given_in(options: ChatOptions) -> dict[str, Any]:
     """The template's options that a request sets, by name."""
     given: dict[str, Any] = json.loads(options.template_kwargs) if options.template_kwargs else {}
