@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,8 +18,8 @@ from services.api.http.ollama.protocol import (
     OllamaChatBody,
     OllamaGenerateBody,
     Options,
-    SaidMessage,
 )
+from services.api.http.ollama.said_messages import chat_messages, check_unset
 from services.api.http.openai.chat_options import with_thinking
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
@@ -69,7 +68,7 @@ def read_chat_body(body: dict[str, Any]) -> AskedOllama:
     given = _read(OllamaChatBody, body)
     if not given.messages:
         return AskedOllama(model=given.model, asked=None)
-    messages = _messages(given.messages)
+    messages = chat_messages(given.messages)
     more = {"tools": given.tools or None}
     if given.messages[-1].role == "assistant":
         more["continue_final_message"] = True
@@ -84,7 +83,7 @@ def read_generate_body(body: dict[str, Any]) -> AskedOllama:
     """
     given = _read(OllamaGenerateBody, body)
     for name, allowed in (("template", OF_THE_MODEL), ("context", AS_MESSAGES), ("images", TEXT_ALONE)):
-        _check_unset(name, getattr(given, name), allowed)
+        check_unset(name, getattr(given, name), allowed)
     if not given.prompt and not given.suffix:
         return AskedOllama(model=given.model, asked=None)
     if not given.raw and not given.suffix:
@@ -210,51 +209,3 @@ def _shared(given: OllamaBody) -> tuple[dict[str, Any], tuple[Refused, ...]]:
 
 def _finished(asked: Asked, left_out: tuple[Refused, ...]) -> Asked:
     return replace(asked, left_out=(*asked.left_out, *left_out), default_max_tokens=None)
-
-
-def _messages(said: list[SaidMessage]) -> list[dict[str, Any]]:
-    """The messages of the same chat. Calls have no ids where an answer of an older client has none."""
-    messages: list[dict[str, Any]] = []
-    waiting: list[tuple[str, str]] = []
-    for index, each in enumerate(said):
-        _check_unset(f"messages[{index}].images", each.images, TEXT_ALONE)
-        message: dict[str, Any] = {"role": each.role, "content": each.content or ""}
-        if each.role == "tool":
-            message["tool_call_id"] = _answered(each, waiting, f"messages[{index}]")
-        if each.thinking:
-            message["reasoning_content"] = each.thinking
-        if each.tool_calls:
-            calls = [(call.id or f"call_{index}_{place}", call.function) for place, call in enumerate(each.tool_calls)]
-            waiting = [(name, function.name) for name, function in calls]
-            message["tool_calls"] = [
-                {
-                    "id": name,
-                    "type": "function",
-                    "function": {
-                        "name": function.name,
-                        "arguments": json.dumps(function.arguments, ensure_ascii=False),
-                    },
-                }
-                for name, function in calls
-            ]
-        messages.append(message)
-    return messages
-
-
-def _check_unset(name: str, value: Any, allowed: str) -> None:
-    if value:
-        raise Refused(name, "set", allowed, "unsupported_parameter")
-
-
-def _answered(message: SaidMessage, waiting: list[tuple[str, str]], path: str) -> str:
-    """The call that a tool's message answers, which no other one does."""
-    for call in waiting:
-        if message.tool_call_id in (None, call[0]) and message.tool_name in (None, call[1]):
-            waiting.remove(call)
-            return call[0]
-    if message.tool_call_id is not None:
-        # The chat says what is wrong with it.
-        return message.tool_call_id
-    raise Refused(
-        f"{path}.tool_name", message.tool_name or "unset", "a function that is called before it, and not yet answered"
-    )
