@@ -14,7 +14,7 @@ from cluster.process.terminal import stderr
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from cli.batch_run import Tally
+    from cli.batch_run import BatchTally
     from cluster.settings.config import Settings
 
 _UNSEEN = {
@@ -122,7 +122,7 @@ def _shown(lines: Iterable[dict[str, Any]], asked: Sequence[object]) -> Iterator
             bars.advance(task)
 
 
-def _tell(tally: Tally, kept: int, answers: Path) -> None:
+def _tell(tally: BatchTally, kept: int, answers: Path) -> None:
     told = [f"{tally.answered} answered", f"{tally.refused} refused", *([f"{kept} kept"] if kept else [])]
     say = stderr().print
     say(f"{', '.join(told)}: {answers}", highlight=False, markup=False, soft_wrap=True)

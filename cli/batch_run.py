@@ -42,7 +42,7 @@ class _Through:
 
 
 @dataclass(slots=True)
-class Tally:
+class BatchTally:
     """What became of the lines so far.
 
     Attributes:
@@ -109,7 +109,7 @@ class BatchRun:
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._at_once, self._patience_s = at_once, patience_s
-        self.tally = Tally()
+        self.tally = BatchTally()
 
     def lines(self, requests: Sequence[BatchRequest]) -> Iterator[dict[str, Any]]:
         """Ask for all of them.

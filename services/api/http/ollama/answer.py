@@ -27,7 +27,7 @@ _LETTERS = string.ascii_letters + string.digits
 _SECOND = 1_000_000_000
 
 
-class JsonLines(EventStream):
+class OllamaStream(EventStream):
     """An answer of one JSON object a line."""
 
     last = b""
@@ -58,7 +58,7 @@ class OllamaAnswer(AnswerInProgress):
         chats: what is said is a message; otherwise it is a text.
     """
 
-    stream_form = JsonLines
+    stream_form = OllamaStream
 
     def __init__(
         self,
