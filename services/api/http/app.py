@@ -110,8 +110,6 @@ class HttpApp:
             _MESSAGES: _Path("POST", messages.message),
             f"{_MESSAGES}/count_tokens": _Path("POST", messages.count, counted="CountTokens", scope="generate"),
             "/v1/chat/completions/render": _Path("POST", others.render, counted="Render", scope="generate"),
-            "/completion": _Path("POST", others.continue_text),
-            "/infill": _Path("POST", others.infill),
             **_of_ollama(OllamaEndpoints(ends, router, strict=strict)),
             "/v1/responses": _Path("POST", responses.create),
             "/v1/responses/input_tokens": _Path("POST", responses.count, counted="CountInputTokens", scope="generate"),
@@ -138,6 +136,7 @@ class HttpApp:
             "/is_paused": _Path("GET", trainers.is_paused, counted="IsPaused", scope="admin"),
             "/pause_generation": _Path("POST", trainers.pause_generation, counted="Pause", scope="admin"),
             "/continue_generation": _Path("POST", trainers.resume, counted="Resume", scope="admin"),
+            **_of_llama_server(others),
             "/tokenizer_info": _Path("GET", others.tokenizer_info, counted="TokenizerInfo", scope="generate"),
             **_for_everybody(ends),
         }
@@ -246,6 +245,10 @@ class HttpApp:
         if not call.begun:
             # A connection that stays would bring its next request here as well.
             await call.refuse(error, _CLOSING if self.draining else None)
+
+
+def _of_llama_server(ends: ModelEndpoints) -> dict[str, _Path]:
+    return {"/completion": _Path("POST", ends.continue_text), "/infill": _Path("POST", ends.infill)}
 
 
 def _of_ollama(ends: OllamaEndpoints) -> dict[str, _Path]:
