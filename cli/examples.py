@@ -32,6 +32,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "models": ("outrider models -v",),
     "forget": ("outrider forget --api-key KEY",),
+    "run-batch": (
+        "outrider run-batch -i requests.jsonl -o answers.jsonl --in-process --model ./my-model",
+        "outrider run-batch -i requests.jsonl -o answers.jsonl --url https://outrider.example:8000 --at-once 64 --resume",
+    ),
     "top": ("outrider top", "outrider top --once --json", "outrider top --url http://127.0.0.1:9464/metrics"),
     "new-key": ("outrider new-key --tenant acme >> keys.yaml",),
     "reload": ("outrider reload /checkpoints/step-100 --api-key KEY",),

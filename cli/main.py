@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import (
+    batch_command,
     bench_commands,
     canary_command,
     disco_command,
+    forget_command,
     index_commands,
     operator_commands,
     outside_commands,
@@ -256,28 +258,10 @@ def models(
     print_models(where, served, loaded, verbose=verbose, as_json=as_json)
 
 
-@app.command(rich_help_panel=_ASK, epilog=epilog("forget"))
-def forget(
-    address: Address = None,
-    config: ConfigFile = None,
-    settings: Set = None,
-    api_key: ApiKey = None,
-    tls: Tls = False,
-    tls_root: TlsRoot = None,
-) -> None:
-    """Delete what a server remembers of this API key's requests: answers, computed prompts, what drafters have learned."""
-    import outrider
-
-    where = address or default_address(settings_of(config, settings))
-    with outrider.Client(where, timeout_s=30, **credentials(api_key, tls, tls_root)) as client:
-        client.forget()
-    stderr().print(f"{where} forgets what it remembered of these requests")
-
-
 for _panel, _commands in (
     (_SERVE, (outside_commands.draft, outside_commands.verify, plan_command.plan, operator_commands.doctor)),
-    (_OPERATE, (operator_commands.top, operator_commands.new_key, operator_commands.hash_key, operator_commands.leave)),
-    (_OPERATE, (operator_commands.reload,)),
+    (_ASK, (forget_command.forget, batch_command.run_batch)),
+    (_OPERATE, operator_commands.COMMANDS),
     (_MEASURE, (bench_commands.replay,)),
 ):
     for _command in _commands:

@@ -135,3 +135,6 @@ def reload(
     typer.echo(f"{where} serves the weights in {folder}; answers name them {done.arithmetic}")
     for note in done.notes:
         typer.echo(f"note: {note}")
+
+
+COMMANDS = (top, new_key, hash_key, leave, reload)

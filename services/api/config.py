@@ -66,6 +66,15 @@ class PublicServerConfig:
     idle_timeout_s: Annotated[
         float, Setting("seconds after which a connection without a call is closed", ge=1, le=86400)
     ] = 600.0
+    max_connection_age_s: Annotated[
+        float,
+        Setting(
+            "seconds, give or take a tenth, after which a connection ends with the calls that are under way on it, so that "
+            "clients come to new routers, too",
+            ge=1,
+            le=86400,
+        ),
+    ] = 300.0
     send_timeout_s: Annotated[
         float,
         Setting("seconds that a client may take to make room for a piece of its answer; then its call ends", gt=0, le=3600),
@@ -218,8 +227,9 @@ class HttpConfig:
     unknown_fields: Annotated[
         Literal["ignore", "refuse"],
         Setting(
-            "what a chat template does not read (reasoning_effort, chat_template_kwargs, earlier thoughts, names in "
-            "messages): ignore leaves it out and names it in the header x-outrider-ignored; refuse refuses the request"
+            "what a chat template does not read (reasoning_effort, verbosity, chat_template_kwargs, earlier thoughts, names "
+            "in messages), and what agents and editors always ask for and is not there (built-in tools beside their own, "
+            "samplers): ignore leaves it out and names it in the header x-outrider-ignored; refuse refuses the request"
         ),
     ] = "ignore"
     arrives_s: Annotated[

@@ -31,7 +31,8 @@ def ask_again(server: str, asked: Asked) -> Plain:
     body = {name: value for name, value in asked.body.items() if name not in _STREAMED}
     if asked.seed is not None and asked.body.get("temperature") != 0:
         body["seed"] = asked.seed
-    answer = _CLIENT.post(server + asked.path, json=body)
+    # Unset, Ollama's answers are streamed.
+    answer = _CLIENT.post(server + asked.path, json={**body, "stream": False})
     assert answer.status_code == 200, answer.text
     return _READ[asked.path](answer.json())
 
@@ -58,7 +59,13 @@ def _of_response(answer: dict[str, Any]) -> Plain:
     return Plain("".join(part["text"] for part in parts), [_call(each["name"], each["arguments"]) for each in calls])
 
 
+def _of_ollama(answer: dict[str, Any]) -> Plain:
+    message = answer["message"]
+    return Plain(message["content"], [each["function"] for each in message.get("tool_calls", [])])
+
+
 _READ = {
+    "/api/chat": _of_ollama,
     "/v1/chat/completions": _of_chat,
     "/v1/completions": _of_completion,
     "/v1/messages": _of_message,

@@ -86,7 +86,7 @@ class Recorder:
         answer = await self._client.send(sent, stream=True)
         if answer.status_code >= 400:
             await answer.aread()
-        if request.method == "POST" and path.startswith("/v1/") and not path.endswith("/count_tokens"):
+        if request.method == "POST" and path.startswith(("/v1/", "/api/chat")) and not path.endswith("/count_tokens"):
             refusal = answer.text if answer.status_code >= 400 else ""
             asked = Asked(path, json.loads(body), answer.status_code, refusal, answered)
             self.asked[request.path_params["feature"]].append(asked)

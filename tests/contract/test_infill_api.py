@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from services.api.http.infill.protocol import InfillReply
+from services.api.http.llama_server.protocol import LlamaReply
 from tests.servers.http_service import HttpService, http_served
 from tests.tiny_models.tiny import make_tiny_model
 
@@ -68,7 +68,7 @@ def test_infill_whole_and_streamed(coder: HttpService) -> None:
         **OWN,
     }
     whole = post(coder, "/infill", **asked).json()
-    told = InfillReply.model_validate(whole, strict=True)
+    told = LlamaReply.model_validate(whole, strict=True)
     assert told.stop_type == "limit" and told.tokens_predicted == 12 == len(told.tokens or [])
     same = post(coder, "/v1/completions", prompt="the quick\nbr", suffix=" fox", max_tokens=12, **OWN).json()
     assert told.content == same["choices"][0]["text"]
@@ -84,6 +84,37 @@ def test_infill_whole_and_streamed(coder: HttpService) -> None:
         stop,
         told.content[: told.content.index(stop)],
     )
+
+
+def test_what_editors_send(coder: HttpService) -> None:
+    """The bodies of llama.vim and llama.vscode: for a gap, and beforehand, so that its files are computed."""
+    asked: dict[str, Any] = {
+        "input_prefix": "the\n", "input_suffix": "fox\n", "input_extra": [{"text": "dog\n", "time": [1, 2], "filename": "a.py"}],
+        "prompt": "quick", "n_predict": 8, "n_indent": 4, "top_k": 40, "top_p": 0.99, "stream": False, "cache_prompt": True,
+        "samplers": ["top_k", "top_p", "infill"], "t_max_prompt_ms": 500, "t_max_predict_ms": 1000, "seed": 3,
+    }  # fmt: skip
+    left_out = ("n_indent", "samplers", "t_max_prompt_ms", "t_max_predict_ms", "response_fields")
+    same = post(coder, "/infill", **{name: value for name, value in asked.items() if name not in left_out}).json()
+    fields = [
+        "content",
+        "timings/prompt_n",
+        "timings/predicted_n",
+        "timings/predicted_ms",
+        "truncated",
+        "nothing",
+        "content/a",
+    ]
+    answer = post(coder, "/infill", **asked, response_fields=fields)
+    assert answer.headers["x-outrider-ignored"] == "samplers, n_indent, t_max_prompt_ms, t_max_predict_ms"
+    told = answer.json()
+    assert told.keys() == {"content", "timings/prompt_n", "timings/predicted_n", "timings/predicted_ms", "truncated"}
+    assert (told["content"], told["timings/predicted_n"]) == (same["content"], 8)
+    assert same["timings"]["prompt_n"] + same["timings"]["cache_n"] == same["tokens_evaluated"]
+    streamed = post(coder, "/infill", **{**asked, "stream": True}, response_fields=["truncated"]).text
+    events = [json.loads(block.removeprefix("data: ")) for block in streamed.removesuffix("\n\n").split("\n\n")]
+    assert "".join(event.get("content", "") for event in events) == told["content"] and events[-1]["truncated"] is False
+    warmed = post(coder, "/infill", **{**asked, "n_predict": 0, "samplers": [], "response_fields": [""]})
+    assert (warmed.status_code, warmed.json()) == (200, {})
 
 
 def test_infill_reads_other_files_first(coder: HttpService) -> None:
@@ -104,11 +135,12 @@ def test_infill_reads_other_files_first(coder: HttpService) -> None:
         ("/infill", {"input_suffix": "x"}, "input_prefix"),
         ("/infill", {"input_prefix": "x"}, "input_suffix"),
         ("/infill", {"input_prefix": "x", "input_suffix": "x", "input_extra": [{"filename": "a"}]}, "input_extra[0].text"),
-        ("/infill", {"input_prefix": "x", "input_suffix": "x", "samplers": ["infill"]}, "samplers"),
+        ("/infill", {"input_prefix": "x", "input_suffix": "x", "n_indent": -1}, "n_indent"),
+        ("/infill", {"input_prefix": "x", "input_suffix": "x", "response_fields": "content"}, "response_fields"),
         ("/infill", {"input_prefix": "x", "input_suffix": "x", "n_predict": -2}, "n_predict"),
         ("/infill", {"input_prefix": "x", "input_suffix": "x", "n_predict": 100_000}, "n_predict"),
         ("/infill", {"input_prefix": "x", "input_suffix": "x", "repeat_penalty": -1}, "repeat_penalty"),
-        ("/infill", {"input_prefix": "x", "input_suffix": "x", "t_max_predict_ms": 5}, "t_max_predict_ms"),
+        ("/infill", {"input_prefix": "x", "input_suffix": "x", "t_max_predict_ms": 0.5}, "t_max_predict_ms"),
         ("/infill", {"input_prefix": "x" * 100_000, "input_suffix": "x"}, "input_prefix"),
         ("/infill", {"input_prefix": "x", "input_suffix": "x" * 100_000}, "input_suffix"),
         ("/v1/completions", {"prompt": [5], "suffix": "x"}, "suffix"),

@@ -211,6 +211,8 @@ async def test_thoughts_are_blocks_that_can_be_sent_back(pieces: int) -> None:
             final = await stream.get_final_message()
         assert [block.model_dump(exclude={"citations", "parsed_output"}) for block in final.content] == told
         assert whole.usage.output_tokens_details is not None and whole.usage.output_tokens_details.thinking_tokens > 5
+        hidden = await client.messages.create(**asked, thinking={"type": "adaptive", "display": "omitted"})
+        assert [block.type for block in hidden.content] == ["text"]
         back: Any = [*FOX, {"role": "assistant", "content": whole.content}, *FOX]
         await client.messages.create(model="scripted", messages=back, max_tokens=9)
 

@@ -49,7 +49,7 @@ async def test_what_the_template_does_not_read_is_named() -> None:
     async with httpx2.AsyncClient(timeout=60) as plain:
         async with served(ScriptedRouter("hello")) as (_, server):
             answer = await plain.post(f"{server.url}/v1/messages", json=body)
-            assert answer.headers["x-outrider-ignored"] == "thinking, thinking.budget_tokens, output_config.effort"
+            assert answer.headers["x-outrider-ignored"] == "thinking, output_config.effort, thinking.budget_tokens"
         async with served(ScriptedRouter("hello"), HttpConfig(port=0, unknown_fields="refuse")) as (_, server):
             for field in ("thinking", "output_config"):
                 kept = {name: value for name, value in body.items() if name in ("messages", "max_tokens", field)}
@@ -121,6 +121,7 @@ def test_what_asks_for_nothing_is_no_error(both_entries: HttpService) -> None:
         both_entries, messages=messages, system="", tools=[], metadata={}, service_tier="auto", speed="standard", mcp_servers=[],
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, container=None, stop_sequences=[],
         tool_choice={"type": "auto"}, cache_control={"type": "ephemeral"}, thinking={"type": "adaptive"}, output_config={},
+        diagnostics={"previous_message_id": None}, fallback_credit_token=None, billing_policy=None,
     )  # fmt: skip
     assert answer.status_code == 200, answer.text
     assert "x-outrider-ignored" not in answer.headers

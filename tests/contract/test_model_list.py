@@ -92,9 +92,9 @@ def test_the_time_is_that_of_the_weights(tmp_path: Path) -> None:
     assert written_at(tmp_path / "a.safetensors") == 100
 
 
-async def test_ollamas_clients_are_told_in_its_shape_what_is_served() -> None:
+async def test_ollamas_clients_are_told_in_its_shape_what_is_not_served() -> None:
     async with served(router()) as (_, server), httpx2.AsyncClient(base_url=server.url) as plain:
-        for method, path, named in (("GET", "/api/tags", "/v1/models"), ("POST", "/api/chat", "/v1/chat/completions")):
+        for method, path, named in (("POST", "/api/pull", "/v1/models"), ("POST", "/api/embed", "embeddings")):
             answer = await plain.request(method, path)
             assert answer.status_code == 404
             (told,) = answer.json().items()

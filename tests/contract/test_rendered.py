@@ -62,13 +62,13 @@ def test_paths_of_other_servers_lead_to_those_that_do_the_same(both_entries: Htt
     known = CLIENT.post(f"{both_entries.url}/nowhere", json={}).json()["error"]["message"]
     for path in (
         "/generate",
-        "/completion",
         "/server_info",
         "/flush_cache",
         "/sleep",
         "/api/v0/models",
         "/v1/batches",
-        "/v1/responses/input_tokens",
+        "/v1/responses/compact",
+        "/v1/chat/completions/chatcmpl-1",
     ):
         answer = CLIENT.post(both_entries.url + path, json={})
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")

@@ -33,24 +33,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"moderation": {"model": "m"}}, "moderation"),
     ({"image": {"context_compression": "auto"}}, "image"),
     ({"access_programs": {"cyber": "standard"}}, "access_programs"),
-    ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
-    ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
-    ({"service_tier": "flex"}, "service_tier"),
+    ({"prompt_cache_options": "explicit"}, "prompt_cache_options"),
+    ({"prompt_cache_retention": "48h"}, "prompt_cache_retention"),
+    ({"service_tier": "first"}, "service_tier"),
     ({"truncation": "some"}, "truncation"),
     ({"truncation": "auto", "input": [FOX, {"role": "user", "content": "fox " * 600}]}, "input"),
     ({"n": 2}, "n"),
-    *[({"tools": [LOOK, {"type": kind}]}, "tools[1].type") for kind in (
+    *[({"tools": [{"type": kind}]}, "tools[0].type") for kind in (
         "web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview", "mcp", "image_generation",
-        "local_shell", "shell", "apply_patch", "custom", "namespace", "tool_search")],
-    *[({"tools": [LOOK], "tool_choice": {"type": kind}}, "tool_choice.type") for kind in (
-        "web_search_preview", "custom", "mcp")],
+        "local_shell", "shell", "apply_patch", "tool_search", "anything")],
+    *[({"tools": [LOOK], "tool_choice": {"type": kind}}, "tool_choice.type") for kind in ("web_search_preview", "mcp")],
     *[({"input": [FOX, {"type": kind}]}, "input[1].type") for kind in (
         "computer_call", "computer_call_output", "web_search_call", "file_search_call", "code_interpreter_call", "mcp_call",
-        "image_generation_call", "local_shell_call", "custom_tool_call", "custom_tool_call_output", "compaction")],
+        "image_generation_call", "local_shell_call", "tool_search_call", "compaction")],
     *[(message({"type": kind}), "input[1].content[1].type") for kind in ("input_image", "input_file", "input_audio", "refusal")],
     ({"include": ["everything"]}, "include[0]"),
-    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"reasoning": {"summary": "short"}}, "reasoning.summary"),
+    ({"text": {"verbosity": "lowest"}}, "text.verbosity"),
     ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
     # What is called otherwise.
     ({"messages": [FOX]}, "messages"),

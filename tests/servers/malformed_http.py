@@ -23,7 +23,9 @@ FIELDS = (
     "add_generation_prompt", "continue_final_message", "text", "tokens", "add_special_tokens", "unheard_of", "system",
     "stop_sequences", "thinking", "output_config", "cache_control", "context_management", "container", "mcp_servers", "input",
     "instructions", "previous_response_id", "max_output_tokens", "include", "reasoning", "truncation", "suffix", "input_prefix",
-    "input_suffix", "input_extra", "n_predict", "samplers", "id_slot", "cache_prompt",
+    "input_suffix", "input_extra", "n_predict", "samplers", "id_slot", "cache_prompt", "options", "format", "think", "raw",
+    "template", "context", "images", "keep_alive", "json_schema", "response_fields", "typical_p", "repeat_penalty", "n_indent",
+    "thinking_token_budget", "verbosity", "client_metadata",
 )  # fmt: skip
 _FOX = [{"role": "user", "content": "fox"}]
 # Bodies of requests that are answered.
@@ -34,6 +36,11 @@ _GOOD: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": _FOX},
     "/v1/responses": {"input": "fox", "max_output_tokens": 2},
     "/v1/chat/completions/render": {"messages": _FOX, "max_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "fox"},
+    "/completion": {"prompt": "fox", "n_predict": 2},
+    "/api/chat": {"messages": _FOX, "options": {"num_predict": 2}},
+    "/api/generate": {"prompt": "fox", "options": {"num_predict": 2}},
+    "/api/show": {},
     "/infill": {"input_prefix": "fox", "input_suffix": "dog", "n_predict": 2},
     "/tokenize": {"prompt": "fox"},
     "/detokenize": {"tokens": [1, 2]},

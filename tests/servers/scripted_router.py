@@ -33,6 +33,7 @@ class ScriptedRouter(RouterStub):
         fails: raised after so many chunks.
         waits: seconds before each chunk.
         asked: the requests that came.
+        rendered: those for the tokens of a conversation.
         left: how many of them were left before their end.
         reason: why an answer ends.
         state: of the service; ``states_asked``: how often it was asked for.
@@ -46,6 +47,7 @@ class ScriptedRouter(RouterStub):
         self.waits = 0.0
         self.is_ready = True
         self.asked: list[ClientRequest] = []
+        self.rendered: list[ClientRequest] = []
         self.left = 0
         self.forever = False
         self.bulky = False
@@ -124,6 +126,8 @@ class ScriptedRouter(RouterStub):
         if isinstance(source, str):
             return tuple(source.encode())
         messages = [entry.content for entry in source if isinstance(entry, ChatMessage)]
+        if messages:
+            self.rendered.append(request)
         return tuple("\n".join(messages).encode() or b" ") if messages else tuple(id for id in source if isinstance(id, int))
 
     @override

@@ -198,6 +198,8 @@ def _limits_of_clients(config: PublicServerConfig) -> Options:
     return [
         ("grpc.max_allowed_incoming_connections", config.max_connections),
         ("grpc.max_connection_idle_ms", round(1000 * config.idle_timeout_s)),
+        # Calls under way go on as long as they take.
+        ("grpc.max_connection_age_ms", round(1000 * config.max_connection_age_s)),
         ("grpc.server_handshake_timeout_ms", 5_000),
         # A connection has no use for more than the server answers at once; what is refused beyond that is answered, too.
         ("grpc.max_concurrent_streams", config.max_concurrent_requests + _REFUSED_AT_ONCE),

@@ -21,6 +21,7 @@ from services.api.http.door import ANTHROPIC, OLLAMA, OPENAI, Door
 from services.api.http.endpoints import Endpoints
 from services.api.http.messages.endpoints import MessageEndpoints
 from services.api.http.model_endpoints import ModelEndpoints
+from services.api.http.ollama.endpoints import OllamaEndpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
 from services.api.http.openapi import openapi
@@ -35,7 +36,9 @@ from speculation.errors import Cancelled, Internal, OutriderError, Unauthenticat
 
 log = logging.getLogger(__name__)
 
-_MESSAGES, _MODELS, _OLLAMA_S, _LM_STUDIO_S = "/v1/messages", "/v1/models", "/api/", "/api/v0/"
+_MESSAGES, _MODELS, _OLLAMA_S, _LM_STUDIO_S = "/v1/messages", "/v1/models", "/api/", ("/api/v0/", "/api/v1/")
+# Where KServe has OpenAI's API.
+_KSERVE_S = "/openai/v1/"
 # A header of Anthropic's clients.
 _VERSION = "anthropic-version"
 _PORT = re.compile(r":\d*$")
@@ -107,8 +110,9 @@ class HttpApp:
             _MESSAGES: _Path("POST", messages.message),
             f"{_MESSAGES}/count_tokens": _Path("POST", messages.count, counted="CountTokens", scope="generate"),
             "/v1/chat/completions/render": _Path("POST", others.render, counted="Render", scope="generate"),
-            "/infill": _Path("POST", others.infill),
+            **_of_ollama(OllamaEndpoints(ends, router, strict=strict)),
             "/v1/responses": _Path("POST", responses.create),
+            "/v1/responses/input_tokens": _Path("POST", responses.count, counted="CountInputTokens", scope="generate"),
             _RESPONSE: _Path(
                 "GET",
                 responses.retrieve,
@@ -132,10 +136,9 @@ class HttpApp:
             "/is_paused": _Path("GET", trainers.is_paused, counted="IsPaused", scope="admin"),
             "/pause_generation": _Path("POST", trainers.pause_generation, counted="Pause", scope="admin"),
             "/continue_generation": _Path("POST", trainers.resume, counted="Resume", scope="admin"),
+            **_of_llama_server(others),
             "/tokenizer_info": _Path("GET", others.tokenizer_info, counted="TokenizerInfo", scope="generate"),
-            "/health": _Path("GET", ends.health, is_open=True),
-            "/ready": _Path("GET", ends.ready, is_open=True),
-            "/version": _Path("GET", ends.version, is_open=True),
+            **_for_everybody(ends),
         }
         if config.metrics:
             # As often asked for as the state.
@@ -155,9 +158,12 @@ class HttpApp:
         call = HttpCall(
             headers=Headers(scope=scope), receive=receive, send_raw=send, address=f"{client[0]}:{client[1]}", gate=self._gate
         )
-        call.door = _door(scope["path"], call.headers)
+        path: str = scope["path"]
+        if path.startswith(_KSERVE_S):
+            path = path.removeprefix("/openai")
+        call.door = _door(path, call.headers)
         try:
-            await self._answer(call, scope["method"], scope["path"], scope.get("query_string", b"").decode("latin-1"))
+            await self._answer(call, scope["method"], path, scope.get("query_string", b"").decode("latin-1"))
         except Cancelled as error:
             log.info("request %s: %s", call.log_name, error)
         except OutriderError as error:
@@ -190,7 +196,7 @@ class HttpApp:
         found = self._find(call, method, path)
         call.query = parse_qsl(query, keep_blank_values=True)
         if found.is_open:
-            if self.leaving and path == "/ready":
+            if self.leaving and path.endswith("/ready"):
                 raise Unavailable("the server is stopping")
             await found.handler(call)
             return
@@ -218,7 +224,7 @@ class HttpApp:
     def _find(self, call: HttpCall, method: str, path: str) -> _Path:
         # Some of them look like ids of what is served.
         said = None if path in self._paths else instead_of(path)
-        path, call.path_id = _without_id(path)
+        path, call.path_id = (path, "") if path in self._paths else _without_id(path)
         known = None if said else self._paths.get(path)
         if known is None:
             raise HttpError(404, "unknown_url", said or f"there is no {path}; there are {', '.join(sorted(self._paths))}")
@@ -239,6 +245,33 @@ class HttpApp:
         if not call.begun:
             # A connection that stays would bring its next request here as well.
             await call.refuse(error, _CLOSING if self.draining else None)
+
+
+def _of_llama_server(ends: ModelEndpoints) -> dict[str, _Path]:
+    return {"/completion": _Path("POST", ends.continue_text), "/infill": _Path("POST", ends.infill)}
+
+
+def _of_ollama(ends: OllamaEndpoints) -> dict[str, _Path]:
+    return {
+        "/api/chat": _Path("POST", ends.chat),
+        "/api/generate": _Path("POST", ends.generate),
+        "/api/tags": _Path("GET", ends.tags, counted="ListModels"),
+        "/api/ps": _Path("GET", ends.tags, counted="ListModels"),
+        "/api/show": _Path("POST", ends.show, counted="ShowModel"),
+        "/api/version": _Path("GET", ends.version, is_open=True),
+    }
+
+
+def _for_everybody(ends: Endpoints) -> dict[str, _Path]:
+    handlers = {
+        "/health": ends.health,
+        "/ready": ends.ready,
+        "/version": ends.version,
+        # By the names of the open inference protocol.
+        "/v2/health/live": ends.live,
+        "/v2/health/ready": ends.ready_by_protocol,
+    }
+    return {path: _Path("GET", handler, is_open=True) for path, handler in handlers.items()}
 
 
 def _door(path: str, headers: Headers) -> Door:

@@ -7,6 +7,8 @@ all connections. And its own limit on them refuses every request while it is rea
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 from typing import Any, cast
 
 import h11
@@ -21,13 +23,20 @@ _FIRST_S = 10.0
 _GO_ON = b"HTTP/1.1 102 Processing\r\n\r\n"
 # Seconds between two of them: the first draws the refusal, which the second then meets.
 _PROBES_S = (0.1, 5.0)
+# Shares of a connection's age.
+_SPREAD = (0.9, 1.1)
+_CLOSE = (b"connection", b"close")
 # Seconds beyond the limit that the application has to answer a late body with an error.
 _ANSWER_S = 2.0
 
 
-def arriving_within(seconds: float) -> type[asyncio.Protocol]:
-    """The protocol that closes connections whose request's headers, and then its body, take longer than ``seconds``."""
-    return cast(type[asyncio.Protocol], type("_Arriving", (Arriving,), {"arrives_s": seconds}))
+def arriving_within(seconds: float, age_s: float = math.inf) -> type[asyncio.Protocol]:
+    """The protocol that closes connections whose request's headers, and then its body, take longer than ``seconds``.
+
+    Args:
+        age_s: about how long a connection is kept for further requests.
+    """
+    return cast(type[asyncio.Protocol], type("_Arriving", (Arriving,), {"arrives_s": seconds, "age_s": age_s}))
 
 
 class Arriving(H11Protocol):
@@ -38,11 +47,14 @@ class Arriving(H11Protocol):
     """
 
     arrives_s = 0.0
+    age_s = math.inf
     place: ConnectionPlace
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._state: Any = None
+        # Connections that came together do not end together.
+        self._grows_old = self.loop.time() + self.age_s * random.uniform(*_SPREAD)
         self._answered = False
         self._timer: asyncio.TimerHandle | None = None
         self._half_closed = False
@@ -55,7 +67,11 @@ class Arriving(H11Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        asked = self.cycle
         super().data_received(data)
+        if self.cycle is not asked and self.loop.time() > self._grows_old:
+            # As if the client had asked for it: the answer says that the connection ends with it.
+            self.scope["headers"].append(_CLOSE)
         self._watch()
 
     @override

@@ -52,5 +52,4 @@ def message_error(error: OutriderError, request_id: str) -> dict[str, Any]:
 
 ANTHROPIC = Door(message_error, (REQUEST_ID, "request-id"))
 
-# Ollama's API is not served; its clients are told in its own shape what is.
 OLLAMA = Door(lambda error, _: {"error": error_body(error)["error"]["message"]}, (REQUEST_ID,))

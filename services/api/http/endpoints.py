@@ -19,12 +19,13 @@ from services.api.http.live_status import state_in_time, status_of
 from services.api.http.model_list import listed, page_of
 from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.chat_answer import ChatAnswer
+from services.api.http.openai.chat_options import with_switch
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_answer import CompletionAnswer
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Headers, Refused
 from services.api.http.openai.model_fit import Aside, called, of_a_tool
-from services.api.http.openai.preparing import Prepared, expected, named, own_names, prepare
+from services.api.http.openai.preparing import Prepared, expected, fitted, named, own_names, prepare
 from services.api.http.openai.request import Asked
 from services.api.http.openai.running_choices import RunningChoices
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
@@ -124,6 +125,19 @@ class Endpoints:
         except InvalidArgument as error:
             raise named(await of_a_tool(asked, error, self.aside(call)), own_names(asked)) from error
 
+    async def tokens_of(self, call: HttpCall, asked: Asked) -> int:
+        """How many tokens a conversation has as it is sent to the model.
+
+        Raises:
+            OutriderError: it cannot be sent.
+        """
+        _, fits, _ = await fitted(asked, self._router, self.aside(call), strict=self._config.unknown_fields == "refuse")
+        request = replace(call.base_request(None), input=fits.inputs[0], chat=fits.chat)
+        try:
+            return len(await call.unless_gone(self._router.tokenize(request)))
+        except InvalidArgument as error:
+            raise named(error, {"prompt": "messages"}) from error
+
     async def _told(
         self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerInProgress, private: int | None
     ) -> None:
@@ -183,24 +197,25 @@ class Endpoints:
 
     async def models(self, call: HttpCall) -> None:
         """GET /v1/models"""
-        await call.answer(page_of(await self._listed(call), dict(call.query)))
+        await call.answer(page_of(await self.listed(call), dict(call.query)))
 
     async def model(self, call: HttpCall) -> None:
         """GET /v1/models/{id}"""
-        models = await self._listed(call)
+        models = await self.listed(call)
         if call.path_id not in models:
             raise NotFound("model", call.path_id or "empty", ", ".join(models))
         await call.answer(models[call.path_id])
 
-    async def _listed(self, call: HttpCall) -> dict[str, dict[str, Any]]:
+    async def listed(self, call: HttpCall) -> dict[str, dict[str, Any]]:
+        """What is told of each model, by each of its names."""
         caller = call.known_caller
         return listed(await self._router.models(caller.tenant), caller, self._started)
 
     async def tokenize(self, call: HttpCall) -> None:
         """POST /tokenize: of a text, or of a conversation as it is sent to the model."""
         model, request, names = await self.read(call, read_tokenize)
-        card = await self._card(model)
-        request = replace(request, tenant=call.known_caller.tenant)
+        card = await self.card(model)
+        request = replace(request, tenant=call.known_caller.tenant, chat=with_switch(request.chat, card))
         ids = await call.unless_gone(self._router.tokenize(request))
         found: dict[str, Any] = {"count": len(ids), "max_model_len": card.max_model_len, "tokens": list(ids)}
         spelt = await asyncio.to_thread(_names_of, await self._router.spell(ids)) if names else None
@@ -209,10 +224,15 @@ class Endpoints:
     async def detokenize(self, call: HttpCall) -> None:
         """POST /detokenize"""
         model, ids = await self.read(call, read_detokenize)
-        await self._card(model)
+        await self.card(model)
         await call.answer({"prompt": await call.unless_gone(self._router.detokenize(ids))})
 
-    async def _card(self, model: str | None) -> ModelCard:
+    async def card(self, model: str | None) -> ModelCard:
+        """The model by the name that a request calls it; None: by its first one.
+
+        Raises:
+            NotFound: it has no such name.
+        """
         return called((await self._router.models())[0], model)
 
     async def status(self, call: HttpCall) -> None:
@@ -241,6 +261,16 @@ class Endpoints:
         if not await self._ready():
             raise Unavailable("no verifier answers; try again")
         await call.answer({"status": "ok"})
+
+    async def live(self, call: HttpCall) -> None:
+        """GET /v2/health/live: as /health, by the open inference protocol."""
+        await call.answer({"live": True})
+
+    async def ready_by_protocol(self, call: HttpCall) -> None:
+        """GET /v2/health/ready: as /ready, by the open inference protocol."""
+        if not await self._ready():
+            raise Unavailable("no verifier answers; try again")
+        await call.answer({"ready": True})
 
     async def version(self, call: HttpCall) -> None:
         """GET /version"""

@@ -23,7 +23,6 @@ from speculation.errors import Cancelled
 PING_S = 15.0
 
 _HEADERS = [
-    ("content-type", "text/event-stream; charset=utf-8"),
     ("cache-control", "no-cache"),
     ("x-accel-buffering", "no"),
 ]
@@ -61,6 +60,7 @@ class EventStream:
     """
 
     last = b"data: [DONE]\n\n"
+    content_type = "text/event-stream; charset=utf-8"
 
     def __init__(
         self, send: Send, headers: Headers, padding: int | None, stalled_s: float, *, everything: bool = False
@@ -75,7 +75,8 @@ class EventStream:
     async def begin(self) -> None:
         """Send the status."""
         self.begun = True
-        headers = [(name.encode(), value.encode()) for name, value in (*_HEADERS, *self._headers)]
+        told = (("content-type", self.content_type), *_HEADERS, *self._headers)
+        headers = [(name.encode(), value.encode()) for name, value in told]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def events(self, contents: list[dict[str, Any]]) -> None:

@@ -1,13 +1,16 @@
-"""What is answered about the model beside generation, and what llama-server's /infill does."""
+"""What is answered about the model beside generation, and what llama-server's /completion and /infill do."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from services.api.http.call import HttpCall
 from services.api.http.endpoints import EndpointsBeside
-from services.api.http.infill.answer import InfillAnswer
-from services.api.http.infill.request import infill_names, read_infill
+from services.api.http.llama_server.answer import LlamaAnswer
+from services.api.http.llama_server.request import Chosen, continue_names, infill_names, read_continue, read_infill
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.preparing import Prepared, named, own_names, prepare
 from services.api.http.openai.request import Asked
@@ -19,9 +22,22 @@ class ModelEndpoints(EndpointsBeside):
 
     async def infill(self, call: HttpCall) -> None:
         """POST /infill"""
-        asked = await self._endpoints.read(call, read_infill)
-        with infill_names():
-            await call.unless_gone(self._endpoints.generate(call, asked, InfillAnswer, "Infill"))
+        await self._answer(call, read_infill, infill_names, "Infill")
+
+    async def continue_text(self, call: HttpCall) -> None:
+        """POST /completion"""
+        await self._answer(call, read_continue, continue_names, "Continue")
+
+    async def _answer(
+        self,
+        call: HttpCall,
+        read: Callable[[dict[str, Any]], tuple[Asked, Chosen]],
+        naming: Callable[[], AbstractContextManager[None]],
+        method: str,
+    ) -> None:
+        asked, fields = await self._endpoints.read(call, read)
+        with naming():
+            await call.unless_gone(self._endpoints.generate(call, asked, partial(LlamaAnswer, fields=fields), method))
 
     async def render(self, call: HttpCall) -> None:
         """POST /v1/chat/completions/render: what would be asked of the model, as vLLM tells it."""

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from services.api.http.infill.protocol import InfillBody, InfillEvent, InfillReply
+from services.api.http.llama_server.protocol import ContinueBody, InfillBody, LlamaEvent, LlamaReply
 from services.api.http.messages import protocol as messages
 from services.api.http.messages import replies
+from services.api.http.ollama import protocol as ollama
 from services.api.http.openai.protocol import answers, service_answers
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.protocol.completion_body import CompletionBody
@@ -24,7 +25,13 @@ from services.api.http.openai.protocol.operator_bodies import (
 )
 from services.api.http.openai.protocol.token_bodies import DetokenizeBody, TokenizeBody
 from services.api.http.responses.protocol import CreateResponse
-from services.api.http.responses.response_object import DeletedResponse, InputItems, ResponseEvent, ResponseObject
+from services.api.http.responses.response_object import (
+    DeletedResponse,
+    InputItems,
+    InputTokens,
+    ResponseEvent,
+    ResponseObject,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +123,14 @@ OPERATIONS: tuple[Operation, ...] = (
         event=ResponseEvent,
         example={"input": "Hello!", "max_output_tokens": 32, "store": False},
     ),
+    Operation(
+        path="/v1/responses/input_tokens",
+        method="post",
+        about="How many tokens a conversation has as it is sent to the model.",
+        body=CreateResponse,
+        answer=InputTokens,
+        example={"input": "Hello!"},
+    ),
     Operation(path="/v1/responses/{id}", about="A stored response.", answer=ResponseObject),
     Operation(path="/v1/responses/{id}", method="delete", about="Delete a stored response.", answer=DeletedResponse),
     Operation(
@@ -123,14 +138,57 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(path="/v1/responses/{id}/input_items", about="What a stored response answered.", answer=InputItems),
     Operation(
+        path="/completion",
+        method="post",
+        about="Continue a text, as llama-server's API has it.",
+        body=ContinueBody,
+        answer=LlamaReply,
+        event=LlamaEvent,
+        example={"prompt": "Once upon a time", "n_predict": 32},
+    ),
+    Operation(
         path="/infill",
         method="post",
         about="Fill a gap in a text, as llama-server's API has it; of models with fill-in-the-middle tokens.",
         body=InfillBody,
-        answer=InfillReply,
-        event=InfillEvent,
+        answer=LlamaReply,
+        event=LlamaEvent,
         example={"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16},
     ),
+    Operation(
+        path="/api/chat",
+        method="post",
+        about="Go on with a conversation, as Ollama's API has it: lines of JSON, unless stream is false.",
+        body=ollama.OllamaChatBody,
+        answer=ollama.OllamaChatReply,
+        error=ollama.OllamaError,
+        example={**_HELLO, "stream": False},
+    ),
+    Operation(
+        path="/api/generate",
+        method="post",
+        about="Answer a prompt, as Ollama's API has it: lines of JSON, unless stream is false.",
+        body=ollama.OllamaGenerateBody,
+        answer=ollama.OllamaGenerateReply,
+        error=ollama.OllamaError,
+        example={"prompt": "Hello!", "stream": False},
+    ),
+    Operation(
+        path="/api/tags", about="The served models, for Ollama's clients.", answer=ollama.Tags, error=ollama.OllamaError
+    ),
+    Operation(
+        path="/api/ps", about="The loaded models, for Ollama's clients.", answer=ollama.Tags, error=ollama.OllamaError
+    ),
+    Operation(
+        path="/api/show",
+        method="post",
+        about="One of them.",
+        body=ollama.ShowBody,
+        answer=ollama.ShownModel,
+        error=ollama.OllamaError,
+        example={},
+    ),
+    Operation(path="/api/version", about="Outrider's version.", answer=service_answers.Version, is_open=True),
     Operation(
         path="/v1/models", about="The served models, for OpenAI's and Anthropic's clients.", answer=service_answers.Models
     ),
@@ -215,6 +273,18 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(path="/health", about="This process answers.", answer=service_answers.Health, is_open=True),
     Operation(path="/ready", about="A request would be answered.", answer=service_answers.Health, is_open=True),
+    Operation(
+        path="/v2/health/live",
+        about="This process answers, as the open inference protocol asks.",
+        answer=service_answers.Live,
+        is_open=True,
+    ),
+    Operation(
+        path="/v2/health/ready",
+        about="A request would be answered, as the open inference protocol asks.",
+        answer=service_answers.Ready,
+        is_open=True,
+    ),
     Operation(path="/version", about="Outrider's version.", answer=service_answers.Version, is_open=True),
     Operation(
         path="/", about="A page for browsers: a chat that shows who guessed which token.", media="text/html", is_open=True

@@ -128,11 +128,12 @@ async def serve_http(
 
 
 def _uvicorn_config(app: HttpApp, config: HttpConfig) -> uvicorn.Config:
-    tls = config.public.tls
+    public = config.public
+    tls = public.tls
     return uvicorn.Config(
         for_pages_of(config.cors_origins, app),
         # h11 bounds headers, and refuses what httptools lets through.
-        http=arriving_within(config.arrives_s),
+        http=arriving_within(config.arrives_s, public.max_connection_age_s),
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -106,6 +106,8 @@ def chat_body_of(body: CountBody, turns: ChatTurns) -> dict[str, Any]:
     if isinstance(body, MessagesBody):
         # No answer is one token that is not told.
         chat |= {"max_tokens": body.max_tokens or 1, "stream": body.stream, "stop": body.stop_sequences}
+        if body.thinking is not None and body.thinking.type == "enabled":
+            chat["thinking_token_budget"] = body.thinking.budget_tokens
         chat |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
         chat |= {name: getattr(body, name) for name in FieldsOfChat.model_fields}
     return {name: value for name, value in chat.items() if value is not None}

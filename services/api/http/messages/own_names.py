@@ -12,6 +12,7 @@ _PARALLEL = "parallel_tool_calls"
 _NAMES = {
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
     "response_format.json_schema.schema": "output_config.format.schema",
     "response_format": "output_config.format",
     "tool_choice.function.name": "tool_choice.name",

@@ -102,8 +102,10 @@ class Thinking(Declared):
     """Whether the model thinks first, as an option of the chat template, if it reads one."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Whole | None = Field(None, ge=1, description="named in x-outrider-ignored: thoughts are not cut")
-    display: Literal["summarized"] | None = Field(None, description="thoughts are shown as they are")
+    budget_tokens: Whole | None = Field(None, ge=1, description="as thinking_token_budget of chats")
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="summarized: thoughts are shown as they are; omitted: not at all"
+    )
 
 
 class SchemaOfAnswer(Declared):

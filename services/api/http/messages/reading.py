@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,15 +13,14 @@ from services.api.http.messages import unhonoured
 from services.api.http.messages.chat_body import chat_body_of, turns_of
 from services.api.http.messages.own_names import in_own_names
 from services.api.http.messages.protocol import CountBody, MessagesBody
+from services.api.http.openai.chat_options import with_thinking
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.errors import Refused
+from services.api.http.openai.late_system import as_users_text
 from services.api.http.openai.request import Asked
 from services.api.messages import ChatMessage
 from services.api.model_card import ModelCard
 from speculation.errors import InvalidArgument
-
-# What templates call the option whether the model thinks first.
-_THINKING = ("enable_thinking", "thinking")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,9 +74,9 @@ def _read(kind: type[CountBody], body: dict[str, Any]) -> AskedMessage:
     thinking = given.thinking
     if thinking is None:
         return AskedMessage(asked=asked, paths=paths)
+    asked = replace(asked, thoughts=thinking.display != "omitted")
     wanted = {"enabled": True, "disabled": False}.get(thinking.type)
-    unread = ("thinking.budget_tokens",) if thinking.budget_tokens is not None else ()
-    return AskedMessage(asked=asked, paths=paths, thinking=wanted, unread=unread)
+    return AskedMessage(asked=asked, paths=paths, thinking=wanted)
 
 
 def _honoured(body: dict[str, Any]) -> dict[str, Any]:
@@ -108,13 +106,10 @@ def fitted(message: AskedMessage, card: ModelCard, *, strict: bool) -> AskedMess
         conversation, paths = as_users_text(turns, paths)
         asked = replace(asked, inputs=(conversation,))
     if message.thinking is not None:
-        option = next((name for name in _THINKING if name in card.template_options), None)
-        if option is None:
+        if (chat := with_thinking(asked.chat, card, message.thinking)) is None:
             unread = ("thinking", *unread)
         else:
-            given = json.loads(asked.chat.template_kwargs) if asked.chat.template_kwargs else {}
-            kwargs = json.dumps({option: message.thinking, **given}, ensure_ascii=False)
-            asked = replace(asked, chat=replace(asked.chat, template_kwargs=kwargs))
+            asked = replace(asked, chat=chat)
     if strict and unread:
         raise Refused(unread[0], "set", "unset: this model's chat template does not read it (server.unknown_fields)")
     return replace(message, asked=asked, paths=paths, unread=unread)
@@ -126,26 +121,3 @@ def _naming(paths: Sequence[str]) -> Iterator[None]:
         yield
     except InvalidArgument as error:
         raise in_own_names(error, paths) from error
-
-
-def as_users_text(messages: Sequence[ChatMessage], paths: Sequence[str]) -> tuple[tuple[ChatMessage, ...], tuple[str, ...]]:
-    """The conversation with one system message at most, its first one; and where the content of each message stands.
-
-    Many chat templates take such messages at the beginning alone, and Claude Code sends others with its first request. They
-    stay where they are, as marked text of the user.
-
-    Args:
-        paths: that of ``messages``.
-    """
-    # The first message of each, all of its texts, and where it stands.
-    runs: list[tuple[ChatMessage, list[str], str]] = []
-    for index, (message, path) in enumerate(zip(messages, paths, strict=True)):
-        told = message
-        if index and message.role == "system":
-            told = ChatMessage(role="user", content=f"<system>\n{message.content}\n</system>")
-        if runs and told.role == runs[-1][0].role == "user":
-            runs[-1][1].append(told.content)
-        else:
-            runs.append((told, [told.content], path))
-    kept = tuple(first if len(texts) == 1 else replace(first, content="\n".join(texts)) for first, texts, _ in runs)
-    return kept, tuple(path for _, _, path in runs)

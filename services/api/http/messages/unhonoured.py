@@ -33,6 +33,9 @@ BODY: dict[str, Rule] = {
     "thread": (never, "unset: a conversation is sent whole"),
     "compaction": (never, "unset: the conversation is sent to the model as it is"),
     "fallbacks": (among([]), "unset: there is one model"),
+    "diagnostics": (_any, "without effect: usage.cache_read_input_tokens says how much of a prompt was cached"),
+    "fallback_credit_token": (_any, "without effect: nothing is billed"),
+    "billing_policy": (never, "unset: nothing is billed"),
     "inference_geo": (never, "unset: requests are answered where the server runs"),
 }
 BLOCK: dict[str, Rule] = {

@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from services.api.http.openai.errors import Refused
+from services.api.http.openai.field_rules import take_unhonoured
 from services.api.http.openai.fields import Fields
 from services.api.http.openai.protocol import parts
 from speculation.errors import InvalidArgument
@@ -27,7 +28,7 @@ def read_form(fields: Fields) -> tuple[StructuredOutputs | None, str]:
         del named["json_object"]
     older = _Guided({kind: value for kind, value in named.items() if value is not None}, parts.StructuredOutputs)
     guided = _one_form(fields, older) if any(older.given(kind) for kind in _KINDS) else None
-    formatted, structured = _response_format(fields), _structured_outputs(fields)
+    (formatted, field), structured = _response_format(fields), _structured_outputs(fields)
     if guided is not None:
         if formatted is not None or structured is not None:
             raise older.refuse(guided.kind, "set", "unset where another field asks for a form, too")
@@ -35,7 +36,7 @@ def read_form(fields: Fields) -> tuple[StructuredOutputs | None, str]:
     if formatted is not None and structured is not None:
         raise fields.refuse("structured_outputs", "set", "unset where response_format asks for a form, too")
     if formatted is not None:
-        return formatted, format_field(formatted)
+        return formatted, field
     return structured, "" if structured is None else f"structured_outputs.{structured.kind}"
 
 
@@ -44,20 +45,27 @@ def format_field(form: StructuredOutputs) -> str:
     return "response_format.json_schema.schema" if form.text else "response_format"
 
 
-def _response_format(fields: Fields) -> StructuredOutputs | None:
+def _response_format(fields: Fields) -> tuple[StructuredOutputs | None, str]:
+    """The form, and the field that holds it."""
     given = fields.below("response_format", parts.ResponseFormat)
     if given is None:
-        return None
+        return None, ""
     kind = given.one_of("type")
     if kind is None:
         raise given.refuse("type", "unset", "one of text, json_object, json_schema", "missing_required_parameter")
-    form = None
-    if kind == "json_object":
+    form, field = None, given.name("schema")
+    schema = None if kind == "text" else given.mapping("schema")
+    if schema is not None:
+        form = schema_form(schema, field)
+    elif kind == "json_object":
         form = StructuredOutputs(kind="json_object")
     elif kind == "json_schema":
         form = _json_schema(given)
+    for name in ("json_schema", "schema"):
+        if given.take(name) is not None:
+            raise given.refuse(name, "set", "unset where schema is set" if schema else f"unset where type is {kind}")
     given.end()
-    return form
+    return form, field if schema is not None or form is None else format_field(form)
 
 
 def _json_schema(fields: Fields) -> StructuredOutputs:
@@ -120,6 +128,7 @@ def _one_form(fields: Fields, given: Fields) -> StructuredOutputs:
         if not choices or not all(isinstance(text, str) and text for text in choices):
             raise given.refuse("choice", choices, "a list of texts, at least one and none of them empty")
         found.append(StructuredOutputs(kind="choice", text=json.dumps(choices, ensure_ascii=False)))
+    take_unhonoured(given, parts.StructuredOutputs)
     given.end()
     if len(found) != 1:
         raise fields.refuse("structured_outputs", f"{len(found)} forms", f"one of {', '.join(_KINDS)}")

@@ -1,14 +1,13 @@
-"""The body of /v1/chat/completions, and of /tokenize where it holds a conversation."""
+"""The body of /v1/chat/completions."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Any
 
-from services.api.http.openai import field_rules
+from services.api.http.openai import field_rules, other_servers
 from services.api.http.openai.answer_form import read_form
 from services.api.http.openai.chat_messages import read_messages
+from services.api.http.openai.chat_options import LIMIT, read_chat_options
 from services.api.http.openai.fields import Fields
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.request import Asked
@@ -20,11 +19,8 @@ from services.api.http.openai.shared_fields import (
     read_stream,
 )
 from services.api.http.openai.tool_choice import ToolUse, read_tools
-from services.api.messages import ChatOptions, RequestedSampling
+from services.api.messages import RequestedSampling
 from speculation.types import StructuredOutputs
-
-# What templates that read it call how long the model thinks, and OpenAI's API, too.
-EFFORT = "reasoning_effort"
 
 
 def read_chat(body: dict[str, Any]) -> Asked:
@@ -33,7 +29,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
     Raises:
         InvalidArgument: a field is wrong, unknown or not honoured; names it.
     """
-    fields = Fields(body, ChatBody)
+    fields = Fields(other_servers.in_own_names(body), ChatBody)
     messages = read_messages(fields)
     tools = read_tools(fields)
     options = read_chat_options(fields, tools)
@@ -46,8 +42,9 @@ def read_chat(body: dict[str, Any]) -> Asked:
     scored = read_prompt_logprobs(fields, stream)
     form, form_field, text_form = _form(fields, tools)
     tier, thoughts = fields.given("service_tier"), fields.truth("include_reasoning") is not False
+    thought_limit = fields.whole(LIMIT)
     without_effect = field_rules.take_unhonoured(fields, ChatBody)
-    fields.end(field_rules.HINTS)
+    left_out = other_servers.end(fields, field_rules.HINTS, body)
     return Asked(
         inputs=(messages,),
         sampling=RequestedSampling(
@@ -64,33 +61,26 @@ def read_chat(body: dict[str, Any]) -> Asked:
         chat=options,
         tier=tier,
         thoughts=thoughts,
+        thought_limit=thought_limit,
         metadata=without_effect.get("metadata", {}),
+        left_out=left_out,
         **others,
     )
 
 
-def read_chat_options(fields: Fields, tools: ToolUse | None) -> ChatOptions:
-    """How the conversation is rendered."""
-    begins, continues = fields.truth("add_generation_prompt"), fields.truth("continue_final_message") or False
-    if continues and begins:
-        raise fields.refuse("continue_final_message", True, "false where add_generation_prompt is true")
-    kwargs, effort = fields.mapping("chat_template_kwargs") or {}, fields.text("reasoning_effort")
-    if effort is not None:
-        kwargs = {EFFORT: effort, **kwargs}
-    options = ChatOptions(
-        template_kwargs=json.dumps(kwargs, ensure_ascii=False) if kwargs else "",
-        add_generation_prompt=not continues if begins is None else begins,
-        continue_final_message=continues,
-    )
-    return options if tools is None else replace(options, tools=tools.shown)
-
-
 def _length(fields: Fields) -> tuple[int | None, str]:
     """The most tokens of the answer, and the field that says so."""
-    old, new = fields.whole("max_tokens"), fields.whole("max_completion_tokens")
+    old, new = _tokens(fields, "max_tokens"), _tokens(fields, "max_completion_tokens")
     if old is not None and new is not None and old != new:
         raise fields.refuse("max_tokens", old, f"unset, or as max_completion_tokens, {new}")
     return (new, "max_completion_tokens") if new is not None else (old, "max_tokens")
+
+
+def _tokens(fields: Fields, key: str) -> int | None:
+    length = fields.whole(key)
+    if length == 0:
+        raise fields.refuse(key, 0, "-1, or a whole number from 1")
+    return None if length == -1 else length
 
 
 def _logprobs(fields: Fields) -> int | None:

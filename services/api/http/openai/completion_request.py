@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.api.http.openai import field_rules
+from services.api.http.openai import field_rules, other_servers
 from services.api.http.openai.answer_form import read_form
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import Fields, token_ids
@@ -26,7 +26,7 @@ def read_completion(body: dict[str, Any]) -> Asked:
     Raises:
         InvalidArgument: a field is wrong, unknown or not honoured; names it.
     """
-    fields = Fields(body, CompletionBody)
+    fields = Fields(other_servers.in_own_names(body), CompletionBody)
     inputs = read_prompts(fields)
     sampling = read_sampling(fields)
     length = fields.whole("max_tokens")
@@ -38,7 +38,7 @@ def read_completion(body: dict[str, Any]) -> Asked:
     infill = _infill(fields, inputs, echo=echo, truncate=others["truncate"])
     _check_counts(fields, others["n"], len(inputs))
     without_effect = field_rules.take_unhonoured(fields, CompletionBody)
-    fields.end(field_rules.OF_COMPLETIONS)
+    left_out = other_servers.end(fields, field_rules.OF_COMPLETIONS, body)
     return Asked(
         inputs=inputs,
         # Where no answer is wanted, one token is the least work.
@@ -59,6 +59,7 @@ def read_completion(body: dict[str, Any]) -> Asked:
         infill=infill,
         form_field=form_field,
         metadata=without_effect.get("metadata", {}),
+        left_out=left_out,
         **others,
     )
 

@@ -15,18 +15,22 @@ from services.api.http.openai.protocol.marks import declared_fields, effect_of
 
 _TYPES = ConfigDict(strict=True)
 
+SAMPLERS = "all samplers that are asked for are applied, in one order"
 # What to say instead of fields of vLLM's, SGLang's, TensorRT-LLM's, llama-server's and Ollama's.
 _INSTEAD: dict[str, tuple[str, ...]] = {
-    "say max_tokens": ("n_predict", "max_new_tokens", "num_predict", "t_max_predict_ms"),
+    "say max_tokens": ("n_predict", "max_new_tokens", "num_predict", "t_max_predict_ms", "t_max_prompt_ms"),
     "say min_tokens": ("min_new_tokens",),
-    "say logprobs": ("n_probs", "return_logprob", "top_logprobs_num", "post_sampling_probs"),
-    "say repetition_penalty": ("repeat_penalty", "dry_multiplier", "penalty_last_n", "repeat_last_n"),
+    "say logprobs": ("n_probs", "return_logprob", "top_logprobs_num", "post_sampling_probs", "logprob_token_ids"),
+    "say repetition_penalty": (
+        "repeat_penalty", "penalty_last_n", "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length",
+        "dry_penalty_last_n", "dry_sequence_breakers",
+    ),
     "say temperature, top_p or min_p": (
         "mirostat", "mirostat_eta", "mirostat_tau", "tfs_z", "top_n_sigma", "top_p_min", "xtc_probability", "xtc_threshold",
-        "dynatemp_range", "dynatemp_exponent",
+        "dynatemp_range", "dynatemp_exponent", "min_keep",
     ),
     "the model's generation_config may set it": ("typical_p",),
-    "say seed": ("sampling_seed",),
+    "say seed": ("sampling_seed", "random_seed"),
     "say stop": ("stop_sequences", "stop_regex"),
     "say include_stop_str_in_output": ("no_stop_trim",),
     "say logit_bias": ("embedding_bias",),
@@ -37,38 +41,54 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
     "say response_format or structured_outputs.json": ("json_schema",),
     "say include_reasoning": ("separate_reasoning", "stream_reasoning"),
     "the server decides (server.reasoning)": ("reasoning_format",),
-    "say reasoning_effort or chat_template_kwargs": ("think",),
+    "say reasoning_effort or chat_template_kwargs": ("think", "thinking", "enable_thinking", "reasoning"),
     "say request_id": ("rid",),
+    "say thinking_token_budget": ("thinking_budget",),
     "say return_token_ids": ("return_prompt_token_ids", "return_tokens"),
+    "POST /v1/chat/completions/render shows what is asked of the model": ("return_prompt_text", "return_token_offsets"),
     "name the adapter as the model": ("lora", "lora_path", "lora_request"),
     "send token ids as prompt to /v1/completions": ("input_ids",),
     "say cache_salt": ("extra_key",),
     "prompts are cached for each API key by themselves, as long as there is room": (
-        "id_slot", "n_keep", "session_id", "session_params",
+        "id_slot", "n_keep", "n_discard", "session_id", "session_params",
     ),
     "caches are not moved between servers": (
         "bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank", "disaggregated_params",
+        "ec_transfer_params",
     ),
+    "the model reads text alone": (
+        "images_config", "max_dynamic_patch", "media_io_kwargs", "min_dynamic_patch", "return_mm_kwargs",
+        "use_audio_in_video",
+    ),
+    "answers are decoded without beams": ("early_stopping",),
+    "answers are not marked": ("watermarking",),
+    "metrics have no labels of requests": ("custom_labels",),
     "the router chooses a verifier": ("data_parallel_rank", "routed_dp_rank"),
     "programs are not taken from requests": ("custom_logit_processor", "custom_params"),
-    "states do not leave the server": ("return_context_logits", "return_generation_logits", "return_hidden_states"),
+    "states do not leave the server": (
+        "return_context_logits", "return_generation_logits", "return_hidden_states", "return_routed_experts",
+        "routed_experts_prompt_start", "routed_experts_start_len",
+    ),
     "usage.prompt_tokens_details has them": ("return_cached_tokens_details",),
     "metrics of every answer have it": ("return_meta_info", "return_spec_tokens_details"),
     "say stream_options.continuous_usage_stats": ("timings_per_token", "return_progress"),
     "answers are given whole": ("response_fields",),
-    "the order is fixed": ("samplers",),
+    SAMPLERS: ("samplers",),
     "say speculation": ("speculative", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
     "say speculation.strategy": ("strategy",),
     "the index is the server's (retrieval.index)": ("ngram_corpus_id",),
     "the model's context is the server's (verifier.max_model_len)": ("num_ctx",),
     "the model stays loaded": ("keep_alive",),
-    "say each of its values as a field": ("options", "sampling_params"),
+    "say each of its values as a field": ("options", "sampling_params", "extra_body"),
 }  # fmt: skip
 HINTS: dict[str, str] = {name: f"unset: {instead}" for instead, names in _INSTEAD.items() for name in names}
 # Of /v1/completions, whose answers have no thoughts.
 OF_COMPLETIONS: dict[str, str] = {
     **HINTS,
-    **dict.fromkeys(("think", "separate_reasoning", "stream_reasoning"), "unset: say it to /v1/chat/completions"),
+    **dict.fromkeys(
+        ("think", "thinking", "enable_thinking", "reasoning", "separate_reasoning", "stream_reasoning", "thinking_budget"),
+        "unset: say it to /v1/chat/completions",
+    ),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from services.api.http.declared import schema_of
-from services.api.http.openai import field_rules
+from services.api.http.openai import field_rules, other_servers
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.protocol.completion_body import CompletionBody
 from services.api.http.openai.protocol.marks import Effect, declared_fields, effect_of
@@ -45,8 +45,17 @@ def page() -> str:
     for path, body in BODIES.items():
         lines += ["", f"## {path}", "", "| field | here | takes | meaning |", "|---|---|---|---|"]
         lines += _rows(body)
-    lines += ["", "## Of other servers", "", "| field | here | instead |", "|---|---|---|"]
-    lines += [f"| `{name}` | refused | {hint} |" for name, hint in sorted(field_rules.HINTS.items())]
+    lines += [
+        "",
+        "## Of other servers",
+        "",
+        "Values that ask for nothing are taken, such as `mirostat: 0` or `return_tokens: false`, and null of each. What is "
+        "left out is named in x-outrider-ignored, or refused with `server.unknown_fields: refuse`.",
+        "",
+        "| field | here | instead |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{name}` | {other_servers.told_of(name)} | {hint} |" for name, hint in sorted(field_rules.HINTS.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -64,7 +73,9 @@ def _kind(schema: dict[str, Any], root: dict[str, Any]) -> str:
     if "$ref" in schema:
         found = root["$defs"][schema["$ref"].rpartition("/")[2]]
         return "object: " + ", ".join(
-            name for name, each in found["properties"].items() if each.keys() - {"description", "x-effect"}
+            name
+            for name, each in found["properties"].items()
+            if each.keys() - {"description", "x-effect"} and each.get("type") != "null"
         )
     if "anyOf" in schema:
         kinds = [_kind(each, root) for each in schema["anyOf"] if each.get("type") != "null"]

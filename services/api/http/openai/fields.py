@@ -117,22 +117,16 @@ class Fields:
         value = self.mapping(key)
         return None if value is None else Fields(value, declared, self.name(key))
 
-    def end(self, hints: dict[str, str] | None = None) -> None:
+    def end(self) -> None:
         """Refuse what has not been taken.
-
-        Args:
-            hints: for fields of other servers, what to say instead.
 
         Raises:
             Refused: a field is left.
         """
         known = marks.names_of(self._declared, "honoured") if self._left else []
         for key, value in self._left.items():
-            hint = (hints or {}).get(key)
-            if hint is None:
-                hint = f"unset: there is no such field{did_you_mean(key, known)}"
-            shown = value if isinstance(value, str | int | float) else "set"
-            raise self.refuse(key, shown if shown != "" else "empty", hint, "unknown_parameter")
+            shown = value if isinstance(value, str | int | float) and value != "" else "set" if value != "" else "empty"
+            raise self.refuse(key, shown, f"unset: there is no such field{did_you_mean(key, known)}", "unknown_parameter")
 
 
 def token_ids(name: str, values: list[Any]) -> tuple[int, ...]:

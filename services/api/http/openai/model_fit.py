@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -10,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from services.api.http.openai.answer_form import format_field, schema_form
-from services.api.http.openai.chat_request import EFFORT
+from services.api.http.openai.chat_options import EFFORT, LIMIT, VERBOSITY, given_in, with_switch, written
 from services.api.http.openai.errors import Refused, shown
-from services.api.http.openai.prompt_thought import behind_thought
+from services.api.http.openai.prompt_thought import behind_thought, limited_thought, limits_thoughts
 from services.api.http.openai.request import Asked, Input
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import TAKEN, ChatMessage, RequestedSampling
@@ -89,18 +88,18 @@ def _read_of(source: Input, card: ModelCard) -> Input:
 
 
 def _known_options(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Asked, tuple[str, ...]]:
-    given = json.loads(asked.chat.template_kwargs) if asked.chat.template_kwargs else {}
+    asked = replace(asked, chat=with_switch(asked.chat, card))
+    given = given_in(asked.chat)
     unread = {name: value for name, value in given.items() if name not in card.template_options and name not in TAKEN}
     if not unread:
         return asked, ()
-    named = tuple(name if name == EFFORT else f"chat_template_kwargs.{name}" for name in unread)
+    named = tuple(name if name in (EFFORT, VERBOSITY) else f"chat_template_kwargs.{name}" for name in unread)
     if strict:
         free = ", ".join(card.template_options) or "none"
         value = next(iter(unread.values()))
         raise Refused(named[0], shown(value), f"unset: of such options, this model's chat template reads: {free}")
     kept = {name: value for name, value in given.items() if name not in unread}
-    chat = replace(asked.chat, template_kwargs=json.dumps(kept, ensure_ascii=False) if kept else "")
-    return replace(asked, chat=chat), named
+    return replace(asked, chat=replace(asked.chat, template_kwargs=written(kept))), named
 
 
 async def unused_form(asked: Asked, aside: Aside, *, strict: bool) -> tuple[str, ...]:
@@ -140,6 +139,23 @@ def check_tools(asked: Asked, card: ModelCard) -> None:
         )
 
 
+def limited(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Asked, tuple[str, ...]]:
+    """The request without a limit of thoughts that cannot be kept, by this model or beside a form; and its field.
+
+    Raises:
+        Refused: there is one, and nothing may be left out (``strict``).
+    """
+    if asked.thought_limit is None:
+        return asked, ()
+    formed = asked.sampling.structured_outputs is not None or (asked.tools is not None and asked.tools.form_within(card))
+    if limits_thoughts(card) and not formed:
+        return asked, ()
+    if strict:
+        allowed = "unset: this model's thoughts have no marks that are tokens, or the answer has a form"
+        raise Refused(LIMIT, asked.thought_limit, allowed, "unsupported_parameter")
+    return replace(asked, thought_limit=None), (LIMIT,)
+
+
 def check_infill(asked: Asked, card: ModelCard) -> None:
     """Check that the model fills gaps, where one is to be filled.
 
@@ -166,6 +182,9 @@ def formed(asked: Asked, card: ModelCard, *, thinking: bool) -> RequestedSamplin
         if card.tool_format == HARMONY and asked.sampling.structured_outputs is None:
             # Of the messages, those that are thoughts are part of the form.
             return sampling
+    # An answer that is no longer has no longer thought.
+    if asked.thought_limit is not None and asked.thought_limit < (sampling.max_tokens or asked.thought_limit + 1):
+        return limited_thought(sampling, card, asked.thought_limit, thinking=thinking)
     chats = not isinstance(asked.inputs[0], str) and isinstance(asked.inputs[0][0], ChatMessage)
     return behind_thought(sampling, card, thinking=thinking) if chats else sampling
 

@@ -7,8 +7,18 @@ import secrets
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 
+from services.api.http.openai.chat_options import LIMIT
 from services.api.http.openai.errors import Refused, renamed
-from services.api.http.openai.model_fit import Aside, called, check_infill, check_tools, formed, readable, unused_form
+from services.api.http.openai.model_fit import (
+    Aside,
+    called,
+    check_infill,
+    check_tools,
+    formed,
+    limited,
+    readable,
+    unused_form,
+)
 from services.api.http.openai.oldest_turns import fitting
 from services.api.http.openai.prompt_thought import begins_thought
 from services.api.http.openai.request import Asked, Input
@@ -172,10 +182,14 @@ async def fitted(
         OutriderError: there is no such model, or it cannot do what is asked.
     """
     card = called((await router.models())[0], asked.model)
+    if strict and asked.left_out:
+        raise asked.left_out[0]
     asked, ignored = readable(asked, card, strict=strict)
     check_tools(asked, card)
     check_infill(asked, card)
-    return card, asked, ignored + await unused_form(asked, aside, strict=strict)
+    asked, unlimited = limited(asked, card, strict=strict)
+    left_out = tuple(each.field for each in asked.left_out)
+    return card, asked, left_out + ignored + unlimited + await unused_form(asked, aside, strict=strict)
 
 
 async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, card: ModelCard) -> tuple[int, ...]:
@@ -226,6 +240,8 @@ def own_names(asked: Asked) -> dict[str, str]:
     form = asked.sampling.structured_outputs
     if form is not None:
         return {**names, field_of(form): asked.form_field, _GRAMMAR: asked.form_field}
+    if asked.thought_limit is not None:
+        return {**names, _GRAMMAR: LIMIT}
     return names if asked.tools is None else {**names, _GRAMMAR: "tools"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.api.http.openai.errors import Refused
 from services.api.http.openai.protocol.parts import StreamOptions
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import ChatMessage, ChatOptions, Infill, RequestedSampling
@@ -41,7 +42,9 @@ class Asked:
         text_form: a form of text that has no effect, since the answer is calls.
         tier: the service tier is named in the answer.
         thoughts: the answer tells what the model thought before it.
+        thought_limit: most tokens of a thought; None: it has no limit of its own.
         metadata: the user's own texts, by name.
+        left_out: what is asked for and not there, each as it is refused where nothing may be left out.
     """
 
     inputs: tuple[Input, ...]
@@ -86,4 +89,6 @@ class Asked:
     request_id: str | None = None
     tier: bool = False
     thoughts: bool = True
+    thought_limit: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[Refused, ...] = ()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from services.api.http.openai.chat_messages import read_messages
-from services.api.http.openai.chat_request import read_chat_options
+from services.api.http.openai.chat_options import read_chat_options
 from services.api.http.openai.completion_request import read_prompts
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import Fields

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from services.api.http.declared import read_declared
-from services.api.http.harmless import honoured
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.fields import WITHOUT_EFFECT
+from services.api.http.openai.late_system import as_users_text
 from services.api.http.openai.request import Asked
-from services.api.http.responses.conversation import Item, ItemsAsChat, read_item, read_reference, type_as_said
+from services.api.http.responses.conversation import Item, ItemsAsChat, read_reference
 from services.api.http.responses.own_names import OwnNames
-from services.api.http.responses.protocol import (
-    AS_IN_CHAT,
-    LOGPROBS,
-    ChosenFunction,
-    ChosenTools,
-    CreateResponse,
-    FunctionTool,
-)
-from services.api.http.responses.unserved import HINTS, UNSERVED
+from services.api.http.responses.protocol import AS_IN_CHAT, LOGPROBS, CreateResponse
+from services.api.http.responses.tool_names import ToolName
+from services.api.http.responses.tools import ChatTools, chosen, read_tools
+from services.api.http.responses.unserved import HINTS, check_unserved
 from services.api.http.written_json import written
+from services.api.messages import ChatMessage
+from services.api.model_card import ModelCard
 from speculation import limits
 from speculation.errors import InvalidArgument
 
@@ -56,12 +52,14 @@ class AskedResponse:
     Attributes:
         context: all items that the model is shown, as JSON.
         names: of the chat's fields in the body.
+        called: what the body calls the chat's functions.
     """
 
     body: CreateResponse
     asked: Asked
     context: bytes
     names: OwnNames
+    called: Mapping[str, ToolName]
 
 
 def read_create(content: dict[str, Any]) -> NewResponse:
@@ -70,7 +68,7 @@ def read_create(content: dict[str, Any]) -> NewResponse:
     Raises:
         Refused: a field is wrong, missing, unknown or not served; names it.
     """
-    given = {name: value for name, value in honoured(content, UNSERVED).items() if value is not None}
+    given = check_unserved(content)
     body = read_declared(CreateResponse, given, hints=HINTS)
     own = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     if not isinstance(own, list):
@@ -103,12 +101,30 @@ def ask(new: NewResponse, before: Sequence[Item], stored: Callable[[str], Item |
     conversation.add((item, _PREVIOUS) for item in before)
     conversation.add(zip(own, paths, strict=True))
     names = conversation.names
+    tools = ChatTools() if body.tools is None else read_tools(body.tools, names)
     try:
-        asked = read_chat(_chat_of(body, conversation.messages))
+        asked = read_chat(_chat_of(body, conversation.messages, tools))
     except InvalidArgument as error:
         raise names.told(error) from error
-    asked = replace(asked, length_field="max_completion_tokens", drops_oldest=body.truncation == "auto")
-    return AskedResponse(body=body, asked=asked, context=_context(before, own), names=names)
+    asked = replace(
+        asked,
+        length_field="max_completion_tokens",
+        drops_oldest=body.truncation == "auto",
+        left_out=(*asked.left_out, *tools.left_out),
+    )
+    return AskedResponse(body=body, asked=asked, context=_context(before, own), names=names, called=tools.called)
+
+
+def fitted(wanted: AskedResponse, card: ModelCard) -> AskedResponse:
+    """What is asked for as the model's chat template takes it: one system message, where it takes no more.
+
+    A body has more of them as a rule: its instructions, and a developer's messages.
+    """
+    turns = tuple(each for each in wanted.asked.inputs[0] if isinstance(each, ChatMessage))
+    if card.late_system or not any(each.role == "system" for each in turns[1:]):
+        return wanted
+    conversation, places = as_users_text(turns, range(len(turns)))
+    return replace(wanted, asked=replace(wanted.asked, inputs=(conversation,)), names=wanted.names.moved(places))
 
 
 def _resolved(item: Item, path: str, stored: Callable[[str], Item | None]) -> Item:
@@ -120,7 +136,7 @@ def _resolved(item: Item, path: str, stored: Callable[[str], Item | None]) -> It
     return found
 
 
-def _chat_of(body: CreateResponse, messages: list[dict[str, Any]]) -> dict[str, Any]:
+def _chat_of(body: CreateResponse, messages: list[dict[str, Any]], tools: ChatTools) -> dict[str, Any]:
     chat = {name: value for name in AS_IN_CHAT if (value := getattr(body, name)) is not None}
     chat |= {"messages": messages, "max_completion_tokens": body.max_output_tokens, "stream": body.stream}
     if body.stream_options is not None and body.stream_options.include_obfuscation is not None:
@@ -133,10 +149,12 @@ def _chat_of(body: CreateResponse, messages: list[dict[str, Any]]) -> dict[str, 
         chat["response_format"] = _format(body.text.format)
     if body.reasoning is not None and body.reasoning.effort is not None:
         chat["reasoning_effort"] = body.reasoning.effort
+    if body.text is not None and body.text.verbosity is not None:
+        chat["verbosity"] = body.text.verbosity
     if body.tools is not None:
-        chat["tools"] = _tools(body.tools)
+        chat["tools"] = tools.shown
     if body.tool_choice is not None:
-        chat["tool_choice"] = _choice(body.tool_choice)
+        chat["tool_choice"] = chosen(body.tool_choice)
     return chat
 
 
@@ -144,37 +162,6 @@ def _format(given: Any) -> Any:
     if not isinstance(given, dict) or given.get("type") != "json_schema":
         return given
     return {"type": "json_schema", "json_schema": {name: value for name, value in given.items() if name != "type"}}
-
-
-def _tools(given: Any) -> Any:
-    if not isinstance(given, list):
-        return given
-    return [_tool(entry, f"tools[{index}]") for index, entry in enumerate(given)]
-
-
-def _tool(entry: Any, path: str) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise Refused(path, entry, "an object", "invalid_type")
-    if (kind := entry.get("type")) != "function":
-        raise Refused(f"{path}.type", type_as_said(kind), "function: there are no built-in tools", "unsupported_value")
-    read_item(FunctionTool, entry, path)
-    unshown = ("type", *WITHOUT_EFFECT)
-    function = {name: value for name, value in entry.items() if value is not None and name not in unshown}
-    return {"type": "function", "function": function}
-
-
-def _choice(given: Any) -> Any:
-    if not isinstance(given, dict):
-        return given
-    kind = given.get("type")
-    if kind == "allowed_tools":
-        allowed = read_declared(ChosenTools, given, "tool_choice")
-        tools = [{"type": "function", "function": {"name": each.name}} for each in allowed.tools]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": allowed.mode, "tools": tools}}
-    if kind != "function":
-        raise Refused("tool_choice.type", type_as_said(kind), "function or allowed_tools", "unsupported_value")
-    chosen = read_declared(ChosenFunction, given, "tool_choice")
-    return {"type": "function", "function": {"name": chosen.name}}
 
 
 def _context(before: Sequence[Item], own: Sequence[Item]) -> bytes:

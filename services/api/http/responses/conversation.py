@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from services.api.http.declared import Declared, read_declared
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.shared_fields import parts_of
-from services.api.http.responses.own_names import OwnNames
-from services.api.http.responses.protocol import (
+from services.api.http.responses.item_protocol import (
     CallOutput,
     InputMessage,
     InputText,
@@ -21,13 +20,19 @@ from services.api.http.responses.protocol import (
     SentCall,
     SentOutputText,
     SentReasoning,
+    SentTextCall,
+    TextCallOutput,
 )
+from services.api.http.responses.own_names import OwnNames
+from services.api.http.responses.tool_names import arguments_with, shown_name
 
 Item = dict[str, Any]
 _KINDS: dict[str, type[SentBack]] = {
     "message": InputMessage,
     "function_call": SentCall,
     "function_call_output": CallOutput,
+    "custom_tool_call": SentTextCall,
+    "custom_tool_call_output": TextCallOutput,
     "reasoning": SentReasoning,
 }
 _PARTS: dict[str, type[SentBack]] = {"input_text": InputText, "output_text": SentOutputText}
@@ -90,9 +95,9 @@ class ItemsAsChat:
             self._learn("content", path, "content")
         elif isinstance(read, SentReasoning):
             self._think(read, path)
-        elif isinstance(read, SentCall):
+        elif isinstance(read, SentCall | SentTextCall):
             self._call(read, path)
-        elif isinstance(read, CallOutput):
+        elif isinstance(read, CallOutput | TextCallOutput):
             output = content_of(read.output, f"{path}.output")
             message = {"role": "tool", "tool_call_id": read.call_id, "content": output}
             self._begin(message, path)
@@ -126,12 +131,13 @@ class ItemsAsChat:
         self._assistant(_THOUGHT, path)["reasoning_content"] = "".join(part.text for part in parts)
         self._learn("reasoning_content", path, "content" if item.content else "summary")
 
-    def _call(self, item: SentCall, path: str) -> None:
+    def _call(self, item: SentCall | SentTextCall, path: str) -> None:
         message = self._assistant(_CALLED, path)
         calls = message.setdefault("tool_calls", [])
         self._learn(f"tool_calls[{len(calls)}].function", path)
         self._learn(f"tool_calls[{len(calls)}].id", path, "call_id")
-        function = {"name": item.name, "arguments": item.arguments}
+        arguments = item.arguments if isinstance(item, SentCall) else arguments_with(item.input)
+        function = {"name": shown_name(item.name, item.namespace), "arguments": arguments}
         calls.append({"id": item.call_id, "type": "function", "function": function})
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from services.api.http.responses.tool_names import TEXT, ToolName, text_in
+
 Event = dict[str, Any]
 Ended = Literal["completed", "incomplete"]
 # With what OpenAI's ids of each kind begin.
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+_CALLS = ("function_call", "custom_tool_call")
 
 
 def owner_of(item_id: str) -> str:
@@ -52,13 +55,20 @@ class OutputItems:
         self._logprobs += told
         return [*opened, self._delta("response.output_text.delta", text, content_index=0, logprobs=told)]
 
-    def call(self, call_id: str, name: str) -> list[Event]:
+    def call(self, call_id: str, tool: ToolName) -> list[Event]:
         """Begin a call."""
-        return self._closed("completed") + self._opened("function_call", call_id=call_id, name=name, arguments="")
+        fields: dict[str, Any] = {"call_id": call_id, "name": tool.name}
+        if tool.namespace:
+            fields["namespace"] = tool.namespace
+        kind, empty = ("custom_tool_call", TEXT) if tool.free else ("function_call", "arguments")
+        return self._closed("completed") + self._opened(kind, **fields, **{empty: ""})
 
     def argue(self, text: str) -> list[Event]:
-        """Add to the call's arguments."""
+        """Add to the call's arguments. The text of a tool that takes one is told at the call's end."""
         self._logprobs_of(text)
+        if self._item["type"] == "custom_tool_call":
+            self._texts.append(text)
+            return []
         return [self._delta("response.function_call_arguments.delta", text)]
 
     def end(self, how: Ended) -> list[Event]:
@@ -93,7 +103,7 @@ class OutputItems:
             **fields,
         }
         events.append(self._event("response.output_item.added", item=dict(self._item)))
-        if kind != "function_call":
+        if kind not in _CALLS:
             events.append(self._part("response.content_part.added", self._content("")))
         return events
 
@@ -106,6 +116,10 @@ class OutputItems:
         if kind == "function_call":
             item["arguments"] = text
             events = [self._of_item("response.function_call_arguments.done", arguments=text)]
+        elif kind == "custom_tool_call":
+            told = "response.custom_tool_call_input"
+            item[TEXT] = given = text_in(text)
+            events = [self._of_item(f"{told}.delta", delta=given), self._of_item(f"{told}.done", input=given)]
         else:
             part = self._content(text)
             item["content"] = [part]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from services.api.http.openai.errors import renamed
 from speculation.errors import InvalidArgument
@@ -15,10 +16,12 @@ _KNOWN = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
     "tool_choice.function": "tool_choice",
     "tool_choice.allowed_tools": "tool_choice",
     "logprobs": "top_logprobs",
 }
+_MESSAGE = re.compile(r"messages\[\d+\]")
 _TOOL = re.compile(r"(tools\[\d+\])\.function")
 _WORDS = re.compile(
     r"\b(?:messages\[\d+\](?:\.\w+|\[\d+\])*|max_completion_tokens|max_tokens|response_format|reasoning_effort)\b"
@@ -40,6 +43,16 @@ class OwnNames:
         self._known[field] = own
         if whole:
             self._whole.add(field)
+
+    def moved(self, places: Sequence[int]) -> OwnNames:
+        """The names where the chat's messages are those that were at ``places``."""
+        names = OwnNames()
+        numbers = {f"messages[{old}]": f"messages[{new}]" for new, old in enumerate(places)}
+        for field, own in self._known.items():
+            if (found := _MESSAGE.match(field)) is None or found[0] in numbers:
+                renamed = field if found is None else numbers[found[0]] + field[found.end() :]
+                names.learn(renamed, own, whole=field in self._whole)
+        return names
 
     def of(self, field: str) -> str:
         """The own name of a field, or of the nearest one around it with what is left."""

@@ -5,129 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
-from pydantic import Field, PlainValidator
+from pydantic import Field
 
 from services.api.http.declared import Declared, Whole
-
-
-def _as_it_is(value: object) -> object:
-    return value
-
-
-class Later(PlainValidator):
-    """Of a field that is read elsewhere, whose errors know more: only its type is declared here."""
-
-    def __init__(self, kind: Any) -> None:
-        super().__init__(_as_it_is, json_schema_input_type=kind)
-
-
-class SentBack(Declared):
-    """What clients send back as they got it, or add for themselves: it asks for nothing."""
-
-    id: Any = None
-    status: Any = None
-    object: Any = None
-    created: Any = None
-    created_by: Any = None
-    index: Any = None
-    cache_control: Any = None
-    provider_specific_fields: Any = None
-
-
-class InputText(SentBack):
-    """A part of a content."""
-
-    type: Literal["input_text"]
-    text: str
-    prompt_cache_breakpoint: Any = None
-
-
-class SentOutputText(SentBack):
-    """A part of an earlier answer."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: Any = None
-    logprobs: Any = None
-
-
-Content = str | list[InputText | SentOutputText]
-
-
-class InputMessage(SentBack):
-    """A turn of the conversation."""
-
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Annotated[Any, Later(Content)]
-
-
-class SentCall(SentBack):
-    """A call of a function in an earlier answer."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-
-
-class CallOutput(SentBack):
-    """What a function gave back."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: Annotated[Any, Later(Content)]
-
-
-class SentThought(Declared):
-    """A part of a reasoning item."""
-
-    type: Literal["reasoning_text", "summary_text"]
-    text: str
-
-
-class SentReasoning(SentBack):
-    """What the model thought before an earlier answer; ``summary`` counts where there is no ``content``."""
-
-    type: Literal["reasoning"]
-    summary: list[SentThought] | None = None
-    content: list[SentThought] | None = None
-    encrypted_content: str | None = None
-
-
-class ItemReference(Declared):
-    """An item of a stored answer, by its id."""
-
-    type: Literal["item_reference"]
-    id: str
-
-
-InputItem = InputMessage | SentCall | CallOutput | SentReasoning | ItemReference
-
-
-class FunctionTool(SentBack):
-    """A function that the answer may call."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ChosenFunction(Declared):
-    """The function that the answer calls."""
-
-    type: Literal["function"]
-    name: str
-
-
-class ChosenTools(Declared):
-    """The functions that may be called; the model is shown all."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[ChosenFunction]
+from services.api.http.openai.protocol.shared_body import TIERS, ServiceTier
+from services.api.http.responses.item_protocol import InputItem, Later
+from services.api.http.responses.tool_protocol import ChosenFunction, ChosenTools, FunctionTool, Namespace, TextTool
 
 
 class TextFormat(Declared):
@@ -144,15 +27,15 @@ class TextConfig(Declared):
     """``text`` of a request."""
 
     format: Annotated[Any, Later(TextFormat)] = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningConfig(Declared):
-    """``reasoning`` of a request. Thoughts are told whole, so that ``summary: auto`` adds nothing."""
+    """``reasoning`` of a request. Thoughts are told whole, so that a summary adds nothing, however detailed."""
 
     effort: str | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Literal["auto"] | None = None
     mode: Literal["standard"] | None = None
 
@@ -206,6 +89,7 @@ class Extensions(Declared):
         None, description="strategy, num_speculative_tokens, acceptance, report, compare"
     )
     chat_template_kwargs: Annotated[Any, Later(dict[str, Any])] = None
+    thinking_token_budget: Annotated[Any, Later(int)] = None
     privacy: Annotated[Any, Later(Literal["none", "strict"])] = None
     cache_salt: Annotated[Any, Later(str)] = None
     priority: Annotated[Any, Later(int)] = None
@@ -219,7 +103,8 @@ class CreateResponse(Extensions):
 
     model: Annotated[Any, Later(str)] = Field(None, description="one of the served names; unset: the first")
     input: Annotated[Any, Later(str | list[InputItem])] = Field(
-        description="a text, or items: message, function_call, function_call_output, reasoning, item_reference"
+        description="a text, or items: message, function_call, function_call_output, custom_tool_call, "
+        "custom_tool_call_output, reasoning, item_reference"
     )
     instructions: str | None = Field(None, description="the system's message; not handed on to what follows an answer")
     previous_response_id: str | None = Field(
@@ -241,16 +126,24 @@ class CreateResponse(Extensions):
         None,
         description="log-probabilities of the text; other values ask for what is never there, or is told anyway",
     )
-    tools: Annotated[Any, Later(list[FunctionTool])] = Field(None, description="functions; unset strict: not strict")
+    tools: Annotated[Any, Later(list[FunctionTool | TextTool | Namespace])] = Field(
+        None,
+        description="functions (unset strict: not strict), custom tools of any text, namespaces of both; beside them, "
+        "built-in tools are left out and named in x-outrider-ignored (server.unknown_fields)",
+    )
     tool_choice: Annotated[Any, Later(Literal["none", "auto", "required"] | ChosenFunction | ChosenTools)] = Field(
         None,
         description="object: a function, which is called; or allowed_tools: the model is shown all tools and calls some",
     )
     parallel_tool_calls: bool | None = None
-    text: TextConfig | None = Field(None, description="format: text, json_object, json_schema; a schema is always followed")
+    text: TextConfig | None = Field(
+        None,
+        description="format: text, json_object, json_schema; a schema is always followed. verbosity: low and high as an "
+        "option of the chat template, if it reads it",
+    )
     reasoning: ReasoningConfig | None = Field(
         None,
-        description="effort: for chat templates that read it; summary: auto, since thoughts are told whole",
+        description="effort: for chat templates that read it, or whether the model thinks; summary: thoughts are told whole",
     )
     truncation: Literal["disabled", "auto"] | None = Field(
         None, description="auto: of a conversation that is too long, the oldest turns are left out"
@@ -259,13 +152,15 @@ class CreateResponse(Extensions):
     user: Annotated[Any, Later(str)] = None
     safety_identifier: Annotated[Any, Later(str)] = None
     prompt_cache_key: Annotated[Any, Later(str)] = None
-    prompt_cache_retention: Annotated[Any, Later(Literal["in_memory"])] = None
-    service_tier: Annotated[Any, Later(Literal["auto", "default"])] = None
+    prompt_cache_retention: Annotated[Any, Later(Literal["in_memory", "24h"])] = None
+    prompt_cache_options: Annotated[Any, Later(dict[str, Any])] = None
+    service_tier: Annotated[Any, Later(ServiceTier)] = Field(None, description=TIERS)
+    client_metadata: dict[str, Any] | None = Field(None, description="without effect")
 
 
 # Fields that are called and read as at the chat door.
 AS_IN_CHAT = (
     *Extensions.model_fields,
     "model", "temperature", "top_p", "parallel_tool_calls", "metadata", "user", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "service_tier",
+    "prompt_cache_retention", "prompt_cache_options", "service_tier",
 )  # fmt: skip

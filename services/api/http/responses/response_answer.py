@@ -11,6 +11,7 @@ from typing_extensions import override
 from services.api.http.event_stream import NamedEvents
 from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.answer_reader import Delta, reader_for
+from services.api.http.openai.chat_options import VERBOSITY
 from services.api.http.openai.choice_text import Piece, TextToken
 from services.api.http.openai.errors import error_body, http_status
 from services.api.http.openai.logprobs import Speller, chat_logprobs
@@ -26,6 +27,7 @@ from services.api.http.responses.response_object import (
     ResponseObject,
     Status,
 )
+from services.api.http.responses.tool_names import ToolName
 from services.api.messages import Completion, RouterPort, TextChunk
 from services.in_turns import in_turns
 from speculation.errors import InvalidArgument, OutriderError
@@ -148,7 +150,8 @@ class ResponseAnswer(AnswerInProgress):
                 events += self._items.say(delta.text)
                 continue
             if delta.name:
-                events += self._items.call(delta.id, delta.name)
+                tool = self._new.called.get(delta.name) or ToolName(name=delta.name)
+                events += self._items.call(delta.id, tool)
             if delta.text:
                 events += self._items.argue(delta.text)
         return events
@@ -214,9 +217,14 @@ class ResponseAnswer(AnswerInProgress):
             "temperature": _first(body.temperature, default and default.temperature, _TEMPERATURE),
             "top_p": _first(body.top_p, default and default.top_p, _TOP_P),
             "top_logprobs": self.asked.top_logprobs or 0,
-            "text": {"format": (text and text.format) or {"type": "text"}, "verbosity": "medium"},
+            "text": {"format": (text and text.format) or {"type": "text"}, "verbosity": self._verbosity()},
             "reasoning": {"effort": reasoning and reasoning.effort, "summary": None},
         }
+
+    def _verbosity(self) -> str:
+        text = self._new.body.text
+        wanted = None if text is None or VERBOSITY in self.prepared.ignored else text.verbosity
+        return wanted or "medium"
 
     def _usage(self) -> dict[str, Any]:
         counts = self._counts(whole=True)

@@ -16,12 +16,12 @@ from services.api.http.endpoints import Endpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.preparing import Prepared
 from services.api.http.openai.request import Asked
-from services.api.http.responses.chat_body import AskedResponse, NewResponse, ask, read_create
+from services.api.http.responses.chat_body import AskedResponse, NewResponse, ask, fitted, read_create
 from services.api.http.responses.conversation import Item
 from services.api.http.responses.input_items import input_items, read_page
 from services.api.http.responses.output_items import owner_of
 from services.api.http.responses.response_answer import ResponseAnswer, ResponseCancelled
-from services.api.http.responses.response_object import DeletedResponse
+from services.api.http.responses.response_object import DeletedResponse, InputTokens
 from services.api.http.responses.stored_responses import ResponseStore, StoredResponse
 from services.api.http.written_json import write
 from services.api.messages import RouterPort
@@ -56,7 +56,7 @@ class ResponseEndpoints:
         tenant, known = call.known_caller.tenant, False
         with self._gate.recorded(call.known_caller, "Responses", call.request_id, unless=lambda: known):
             self._gate.require(call.known_caller, "generate")
-            wanted = await self._asked(tenant, new) if isinstance(new, NewResponse) else new
+            wanted = await self._wanted(tenant, new)
             stores = self._stores(wanted)
             known = True
         name = f"resp_{secrets.token_hex(_ID_BYTES)}"
@@ -75,6 +75,16 @@ class ResponseEndpoints:
             raise wanted.names.told(error) from error
         finally:
             self._running.pop((tenant, name), None)
+
+    async def count(self, call: HttpCall) -> None:
+        """POST /v1/responses/input_tokens: of the conversation as it is sent to the model."""
+        new = await self._endpoints.read(call, _read)
+        wanted = await self._wanted(call.known_caller.tenant, new)
+        try:
+            tokens = await self._endpoints.tokens_of(call, wanted.asked)
+        except InvalidArgument as error:
+            raise wanted.names.told(error) from error
+        await call.answer(InputTokens(input_tokens=tokens).model_dump())
 
     async def retrieve(self, call: HttpCall) -> None:
         """GET /v1/responses/{id}"""
@@ -127,6 +137,15 @@ class ResponseEndpoints:
             why = "private answers are not stored" if private else "this server stores none (server.stored_responses)"
             raise Refused("store", True, f"false, or unset: {why}", "unsupported_value")
         return possible and wanted.body.store is not False
+
+    async def _wanted(self, tenant: str, new: NewResponse | AskedResponse) -> AskedResponse:
+        """What a body asks for, as the model's chat template takes it.
+
+        Raises:
+            InvalidArgument: as ``_asked``.
+        """
+        wanted = await self._asked(tenant, new) if isinstance(new, NewResponse) else new
+        return fitted(wanted, await self._endpoints.card(None))
 
     async def _asked(self, tenant: str, new: NewResponse) -> AskedResponse:
         """What a body asks for that builds on stored responses.

@@ -45,6 +45,29 @@ class OutputCall(_Told):
     arguments: str
 
 
+class OutputNamespacedCall(OutputCall):
+    """A call of a function in a namespace."""
+
+    namespace: str
+
+
+class OutputTextCall(_Told):
+    """A call of a tool that takes a text."""
+
+    type: Literal["custom_tool_call"]
+    id: str
+    status: _Progress
+    call_id: str
+    name: str
+    input: str
+
+
+class OutputNamespacedTextCall(OutputTextCall):
+    """A call of such a tool in a namespace."""
+
+    namespace: str
+
+
 class Thought(_Told):
     """What the model thinks."""
 
@@ -118,7 +141,9 @@ class ResponseObject(BaseModel):
     max_tool_calls: None = None
     metadata: dict[str, str] = {}
     model: str
-    output: list[OutputMessage | OutputCall | OutputReasoning]
+    output: list[
+        OutputMessage | OutputCall | OutputNamespacedCall | OutputTextCall | OutputNamespacedTextCall | OutputReasoning
+    ]
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     prompt_cache_key: str | None = None
@@ -144,6 +169,13 @@ class DeletedResponse(_Told):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
+
+
+class InputTokens(_Told):
+    """The answer to POST /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 class InputItems(_Told):

@@ -9,7 +9,7 @@ from pydantic import Field
 from services.api.http.declared import Whole
 from services.api.http.openai.protocol.marks import NO_EFFECT, OnlyFalse, Refused
 from services.api.http.openai.protocol.messages import Message, Tool, ToolChoice
-from services.api.http.openai.protocol.shared_body import SharedBody
+from services.api.http.openai.protocol.shared_body import Kept, SharedBody
 from speculation import limits
 
 MAX_TOOLS = 128
@@ -24,8 +24,10 @@ class ChatBody(SharedBody):
         max_length=limits.MAX_MESSAGES,
         description="text; id, cache_control and the like in messages, parts and tools are without effect",
     )
-    max_tokens: Whole | None = Field(None, ge=1, le=limits.MAX_TOKENS, description="unset: what the context leaves")
-    max_completion_tokens: Whole | None = Field(None, ge=1, le=limits.MAX_TOKENS, description="as max_tokens")
+    max_tokens: Kept | None = Field(
+        None, ge=-1, le=limits.MAX_TOKENS, description="unset, or -1: what the context leaves; not 0"
+    )
+    max_completion_tokens: Kept | None = Field(None, ge=-1, le=limits.MAX_TOKENS, description="as max_tokens")
     logprobs: bool | None = Field(None, description="log-probabilities of the answer's tokens")
     top_logprobs: Whole | None = Field(
         None, ge=0, le=limits.MAX_LOGPROBS, description="how many likeliest tokens; where logprobs is true"
@@ -39,7 +41,19 @@ class ChatBody(SharedBody):
         None, description="what the template does not read is named in x-outrider-ignored (server.unknown_fields)"
     )
     reasoning_effort: str | None = Field(
-        None, max_length=64, description="as an option of the chat template, if it reads it"
+        None,
+        max_length=64,
+        description="as an option of the chat template, if it reads it; none, and any other, also as its enable_thinking",
+    )
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        None, description="low, high: as an option of the chat template, if it reads it; medium: as it is"
+    )
+    thinking_token_budget: Whole | None = Field(
+        None,
+        ge=0,
+        le=limits.MAX_TOKENS,
+        description="most tokens of a thought, where its marks are tokens and the answer has no form; else named in "
+        "x-outrider-ignored",
     )
     include_reasoning: bool | None = Field(
         None, description="false: the answer leaves out reasoning_content; the model thinks all the same"
@@ -50,9 +64,6 @@ class ChatBody(SharedBody):
     function_call: Annotated[Literal["none"] | None, NO_EFFECT] = Field(None, description=_TOOLS)
     modalities: Annotated[list[Literal["text"]] | None, NO_EFFECT] = Field(
         None, min_length=1, max_length=1, description="[text]: answers are text"
-    )
-    verbosity: Annotated[Literal["medium"] | None, NO_EFFECT] = Field(
-        None, description="medium: the model is asked as it is"
     )
     documents: Annotated[list[Any] | None, NO_EFFECT] = Field(
         None, max_length=0, description="unset: put documents into a message"

@@ -48,3 +48,4 @@ class CompletionBody(SharedBody):
     messages: Refused = Field(None, description="unset: say prompt, or use /v1/chat/completions")
     max_completion_tokens: Refused = Field(None, description="unset: say max_tokens")
     top_logprobs: Refused = Field(None, description="unset: logprobs says how many")
+    thinking_token_budget: Refused = Field(None, description="unset: say it to /v1/chat/completions")

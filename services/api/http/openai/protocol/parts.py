@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from services.api.http.declared import Declared, Whole
-from services.api.http.openai.protocol.marks import Aside
+from services.api.http.openai.protocol.marks import NO_EFFECT, Aside, OnlyFalse, Refused
 from speculation import limits
 from speculation.types import AcceptanceRule, Effort, Report
 
@@ -112,7 +112,10 @@ class ResponseFormat(Declared):
     """The form that the answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: SchemaForm | None = Field(None, description="where type says so, which then must have it")
+    json_schema: SchemaForm | None = Field(None, description="where type says so, which then has this, or schema")
+    schema_: Schema | None = Field(
+        None, alias="schema", description="of json_object and json_schema: a JSON schema, as llama-server has it"
+    )
 
 
 Pattern = Annotated[str, Field(max_length=limits.MAX_GRAMMAR_CHARACTERS)]
@@ -127,3 +130,13 @@ class StructuredOutputs(Declared):
     regex: Pattern | None = Field(None, description="an expression that the whole answer matches")
     choice: Choices | None = Field(None, description="one of these texts")
     grammar: Pattern | None = Field(None, description="a grammar in Lark's form, with a rule start")
+    # What vLLM's class has besides, as its clients write it out whole.
+    disable_fallback: Annotated[bool | None, NO_EFFECT] = Field(None, description="one engine of grammars is all")
+    disable_any_whitespace: Annotated[OnlyFalse | None, NO_EFFECT] = Field(
+        None, description="false: say x-guidance in the schema, or regex"
+    )
+    disable_additional_properties: Annotated[OnlyFalse | None, NO_EFFECT] = Field(
+        None, description="false: say additionalProperties in the schema"
+    )
+    whitespace_pattern: Refused = Field(None, description="unset: say x-guidance in the schema, or regex")
+    structural_tag: Refused = Field(None, description="unset: say tools whose strict is true, or grammar")

@@ -145,6 +145,18 @@ class Health(Answered):
     status: Literal["ok"]
 
 
+class Live(Answered):
+    """It lives."""
+
+    live: Literal[True]
+
+
+class Ready(Answered):
+    """It is ready."""
+
+    ready: Literal[True]
+
+
 class Version(Answered):
     """Outrider's version."""
 

@@ -24,7 +24,10 @@ from speculation import limits
 MAX_CHOICES = 16
 # Characters of a request's name.
 MOST_OF_ID = 128
-_CACHES = "unset: prompts are cached for each API key by themselves, as long as there is room"
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
+TIERS = "there is one tier; the answer says default"
+_CACHED = "prompts are cached for each API key by themselves, as long as there is room"
+_CACHES = f"unset: {_CACHED}"
 _BEAMS = "unset: answers are decoded without beams"
 
 
@@ -143,14 +146,13 @@ class SharedBody(Declared):
         description="an object of at most 16 texts of at most 512 characters, which the router's rules may ask for",
     )
     prompt_cache_key: Annotated[str | None, NO_EFFECT] = Field(None, description="a text")
-    service_tier: Annotated[Literal["auto", "default"] | None, NO_EFFECT] = Field(
-        None, description="auto or default: there is one tier"
-    )
+    service_tier: Annotated[ServiceTier | None, NO_EFFECT] = Field(None, description=TIERS)
     store: Annotated[OnlyFalse | None, NO_EFFECT] = Field(None, description="false: answers are not stored")
     cache_prompt: Annotated[OnlyTrue | None, NO_EFFECT] = Field(None, description=_CACHES)
-    prompt_cache_retention: Annotated[Literal["in_memory", "in-memory"] | None, NO_EFFECT] = Field(
-        None, description=f"in_memory, or {_CACHES}"
+    prompt_cache_retention: Annotated[Literal["in_memory", "in-memory", "24h"] | None, NO_EFFECT] = Field(
+        None, description=_CACHED
     )
+    prompt_cache_options: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=_CACHED)
     spaces_between_special_tokens: Annotated[OnlyTrue | None, NO_EFFECT] = Field(
         None, description="true: the tokenizer alone decides on spaces"
     )
@@ -161,10 +163,8 @@ class SharedBody(Declared):
     logits_processors: Annotated[list[Any] | None, NO_EFFECT] = Field(
         None, max_length=0, description="unset: programs are not taken from requests"
     )
-    prompt_cache_options: Refused = Field(None, description=_CACHES)
     moderation: Refused = Field(None, description="unset: answers are not moderated")
     kv_transfer_params: Refused = Field(None, description="unset: caches are not moved between servers")
     mm_processor_kwargs: Refused = Field(None, description="unset: the model reads text alone")
     repetition_detection: Refused = Field(None, description="unset: say repetition_penalty")
     vllm_xargs: Refused = Field(None, description="unset: there are no such arguments")
-    thinking_token_budget: Refused = Field(None, description="unset: thoughts have no limit of their own")

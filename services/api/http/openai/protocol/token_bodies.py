@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -34,6 +34,7 @@ class TokenizeBody(Declared):
     parallel_tool_calls: bool | None = Field(None, description=_OF_MESSAGES)
     chat_template_kwargs: dict[str, Any] | None = Field(None, description=_OF_MESSAGES)
     reasoning_effort: str | None = Field(None, max_length=64, description=_OF_MESSAGES)
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description=_OF_MESSAGES)
     add_generation_prompt: bool | None = Field(None, description=_OF_MESSAGES)
     continue_final_message: bool | None = Field(None, description=_OF_MESSAGES)
 

@@ -1,4 +1,4 @@
-"""What fills a gap, as a whole or in events, as llama-server tells it."""
+"""What continues a text or fills a gap, as a whole or in events, as llama-server tells it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.api.messages import Completion, RouterPort, TextChunk
 from speculation.types import FinishReason
 
 
-class InfillStream(EventStream):
+class LlamaStream(EventStream):
     """An answer that is being streamed; its last event says that it stops."""
 
     last = b""
@@ -28,13 +28,27 @@ class InfillStream(EventStream):
         return "content" in content
 
 
-class InfillAnswer(AnswerInProgress):
-    """Implements ``AnswerInProgress``: there is one choice."""
+class LlamaAnswer(AnswerInProgress):
+    """Implements ``AnswerInProgress``: there is one choice.
 
-    stream_form = InfillStream
+    Args:
+        fields: of the answer's end, those that are told; None: all.
+    """
 
-    def __init__(self, asked: Asked, prepared: Prepared, router: RouterPort, name: str, created: int) -> None:
-        super().__init__(asked, prepared, name, created, prefix="infill", kind=("infill", "infill"))
+    stream_form = LlamaStream
+
+    def __init__(
+        self,
+        asked: Asked,
+        prepared: Prepared,
+        router: RouterPort,
+        name: str,
+        created: int,
+        *,
+        fields: tuple[str, ...] | None = None,
+    ) -> None:
+        super().__init__(asked, prepared, name, created, prefix="llama", kind=("completion", "completion"))
+        self._fields = fields
 
     @override
     def opening(self) -> list[dict[str, Any]]:
@@ -47,7 +61,7 @@ class InfillAnswer(AnswerInProgress):
             for piece in self.pieces_of(index, event)
             if piece.text or self.worth_telling(piece.tokens)
         ]
-        return [*told, self._end(event, "")] if isinstance(event, Completion) else told
+        return [*told, self._chosen(self._end(event, ""))] if isinstance(event, Completion) else told
 
     @override
     async def whole(self) -> dict[str, Any]:
@@ -55,7 +69,20 @@ class InfillAnswer(AnswerInProgress):
         assert record.end is not None
         tokens = [token for piece in record.pieces for token in piece.tokens]
         told = {**self._ids_of(tokens), **await origins_of_all(tokens, self.asked.report)}
-        return {**self._end(record.end, "".join(piece.text for piece in record.pieces)), **told}
+        return self._chosen({**self._end(record.end, "".join(piece.text for piece in record.pieces)), **told})
+
+    def _chosen(self, told: dict[str, Any]) -> dict[str, Any]:
+        """The fields that are wanted, as far as there are; those within others by their whole names."""
+        if self._fields is None:
+            return told
+        found = {}
+        for name in self._fields:
+            value: Any = told
+            for part in name.split("/"):
+                value = value.get(part) if isinstance(value, dict) else None
+            if value is not None:
+                found[name] = value
+        return found
 
     def _end(self, end: Completion, text: str) -> dict[str, Any]:
         limited = end.finish_reason is FinishReason.LENGTH or not self.asked.answers
@@ -72,6 +99,7 @@ class InfillAnswer(AnswerInProgress):
             "stop_type": "limit" if limited else "word" if word else "eos",
             "stopping_word": word,
             "seed": end.seed,
+            "timings": _timings(end, end.completion_tokens if self.asked.answers else 0),
             "metrics": metrics([end], self.asked.report),
         }
 
@@ -80,3 +108,17 @@ class InfillAnswer(AnswerInProgress):
 
     def _ids_of(self, tokens: Sequence[TextToken]) -> dict[str, Any]:
         return {"tokens": [token.id for token in tokens]} if self.asked.return_token_ids else {}
+
+
+def _timings(end: Completion, predicted: int) -> dict[str, float]:
+    """Counts and times by llama-server's names."""
+    told: dict[str, float] = {"cache_n": end.cached_tokens}
+    begun = end.timing.time_to_first_token_s
+    for name, count, seconds in (
+        ("prompt", len(end.prompt_token_ids) - end.cached_tokens, begun - end.timing.queue_s),
+        ("predicted", predicted, end.timing.total_s - begun),
+    ):
+        told |= {f"{name}_n": count, f"{name}_ms": (taken := max(0.0, seconds * 1000))}
+        told[f"{name}_per_token_ms"] = taken / count if count else 0.0
+        told[f"{name}_per_second"] = 1000 * count / taken if taken else 0.0
+    return {**told, "draft_n": end.stats.num_draft_tokens, "draft_n_accepted": end.stats.num_accepted_draft_tokens}
