@@ -146,7 +146,7 @@ async def _asked(
     how = HowAsked(key=called.get("key", ""), headers=called["headers"])
     base = ClientRequest(input="", sampling=RequestedSampling(), tenant=called.get("tenant", ""), how=how)
     asked = read_chat(body) if "messages" in body else read_completion(body)
-    request = (await prepare(asked, router, base)).requests[0]
+    request = (await prepare(asked, router, base, asyncio.to_thread)).requests[0]
     facts = await router.facts(request)
     seen = {"open_requests": called.get("open_requests", 1), "at": called.get("time", facts.at)}
     return request, replace(facts, **seen)

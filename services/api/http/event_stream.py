@@ -86,7 +86,11 @@ class EventStream:
 
     async def _event(self, content: dict[str, Any]) -> bytes:
         padding = self._padding if self._everything or self.has_text(content) else None
-        return event_bytes(await write(content), padding, self.name_of(content))
+        return self.framed(await write(content), padding, self.name_of(content))
+
+    def framed(self, content: bytes, padding: int | None, name: str) -> bytes:
+        """An event as it is sent; arguments as of ``event_bytes``."""
+        return event_bytes(content, padding, name)
 
     def has_text(self, content: dict[str, Any]) -> bool:
         """Whether an event tells of the answer's text."""

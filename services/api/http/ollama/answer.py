@@ -12,14 +12,14 @@ from typing_extensions import override
 
 from services.api.http.event_stream import EventStream
 from services.api.http.ollama.reading import AskedOllama, own_name
+from services.api.http.openai.answer_in_progress import AnswerInProgress
 from services.api.http.openai.answer_reader import Delta, reader_for
-from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import Piece
-from services.api.http.openai.generation import Prepared
-from services.api.http.openai.in_turns import in_turns
+from services.api.http.openai.preparing import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import metrics
 from services.api.messages import Completion, RouterPort, TextChunk
+from services.in_turns import in_turns
 from speculation.types import FinishReason
 
 _FIELD = ',"obfuscation":""'
@@ -38,13 +38,12 @@ class OllamaStream(EventStream):
         return "message" in content or "response" in content
 
     @override
-    def written(self, content: dict[str, Any], padding: int | None) -> bytes:
-        line = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    def framed(self, content: bytes, padding: int | None, name: str) -> bytes:
         if padding is None:
-            return line + b"\n"
-        missing = -(len(line) + len(_FIELD) + 1) % padding
+            return content + b"\n"
+        missing = -(len(content) + len(_FIELD) + 1) % padding
         filler = "".join(random.choices(_LETTERS, k=missing))
-        return line[:-1] + f',"obfuscation":"{filler}"}}\n'.encode()
+        return content[:-1] + f',"obfuscation":"{filler}"}}\n'.encode()
 
     @override
     async def ping(self) -> None:
