@@ -21,7 +21,8 @@ from services.access.key_ring import KeyRing
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http.app import HttpApp
 from services.api.http.responses.stored_responses import ResponsesInMemory
-from services.api.readiness import LatelyReady, Readiness
+from services.api.lately import Lately
+from services.api.readiness import Readiness
 from services.fair_threads import FairThreads
 from services.links.in_process import InProcessDraftLink
 from services.router.adapter_changes import AdapterChanges
@@ -352,7 +353,7 @@ async def test_who_asks_a_server_that_stops_hears_that_it_is_not_ready() -> None
             return True
 
     readiness = Readiness(Hanging())
-    asked = asyncio.create_task(LatelyReady(readiness.ready)())
+    asked = asyncio.create_task(Lately(readiness.ready, False)())
     await asyncio.sleep(0.01)
     await readiness.stop()
     assert not await asked
