@@ -18,6 +18,8 @@ Metadata = tuple[tuple[str, str], ...]
 
 _URL = re.compile("https?://", re.IGNORECASE)
 MAX_BYTES = 4 << 20
+# Characters of a wrong value in an error.
+_SHOWN = 80
 Options = list[tuple[str, int | str]]
 OPTIONS: Options = [
     ("grpc.max_receive_message_length", MAX_BYTES),
@@ -94,9 +96,9 @@ def named(request_id: str | None, traceparent: str | None) -> Metadata:
     if request_id is not None and not (
         isinstance(request_id, str) and 1 <= len(request_id) <= 128 and _printable(request_id)
     ):
-        raise _refused("request_id", request_id, "1 to 128 printable ASCII characters")
+        raise wrong("request_id", request_id, "1 to 128 printable ASCII characters")
     if traceparent is not None and not (isinstance(traceparent, str) and _printable(traceparent)):
-        raise _refused("traceparent", traceparent, "printable ASCII characters, as in W3C Trace Context")
+        raise wrong("traceparent", traceparent, "printable ASCII characters, as in W3C Trace Context")
     given = ((REQUEST_ID, request_id), ("traceparent", traceparent))
     return tuple((key, value) for key, value in given if value is not None)
 
@@ -105,8 +107,15 @@ def _printable(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def _refused(name: str, value: object, allowed: str) -> InvalidArgument:
-    return InvalidArgument(f"{name} is {value!r}: must be {allowed}", name, repr(value), allowed)
+def wrong(name: str, value: object, allowed: str) -> InvalidArgument:
+    """The error that refuses a value, of which it shows the beginning."""
+    try:
+        shown = repr(value)
+    except ValueError:
+        # Python does not write it.
+        shown = "a number of thousands of digits"
+    shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
+    return InvalidArgument(f"{name} is {shown}: must be {allowed}", name, shown, allowed)
 
 
 def tls_credentials(root_certificates: bytes | None) -> grpc.ChannelCredentials:

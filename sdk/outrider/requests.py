@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from outrider._transport import MAX_BYTES
+from outrider._transport import MAX_BYTES, wrong
 from outrider.errors import InvalidArgument
 from outrider.types import (
     Chunk,
@@ -68,8 +68,6 @@ Effort = Literal["paper", "measured"]
 Report = Literal["none", "sources", "trees"]
 Privacy = Literal["none", "strict"]
 
-# Characters of a wrong value in an error.
-_SHOWN = 80
 _FINISH_REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
 
@@ -200,7 +198,7 @@ def _set_form(wire: pb.StructuredOutputs, value: Any) -> None:
     given = dict(value) if isinstance(value, Mapping) else {}
     if len(given) != 1 or next(iter(given)) not in known:
         allowed = f"a mapping with exactly one of {', '.join(known)}"
-        raise _wrong(name, value, allowed)
+        raise wrong(name, value, allowed)
     ((kind, form),) = given.items()
     if kind == "choice":
         wire.choice.SetInParent()
@@ -210,7 +208,7 @@ def _set_form(wire: pb.StructuredOutputs, value: Any) -> None:
             wire.json = json.dumps(form, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             allowed = "a JSON schema, as text or as what Python makes of it"
-            raise _wrong(f"{name}.json", form, allowed) from error
+            raise wrong(f"{name}.json", form, allowed) from error
     else:
         _set(wire, kind, form, f"{name}.{kind}")
 
@@ -237,17 +235,7 @@ def _set(message: Any, name: str, value: Any, label: str | None = None) -> None:
         else:
             setattr(message, name, value)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise _wrong(label or name, value, _allowed(message, name)) from error
-
-
-def _wrong(name: str, value: object, allowed: str) -> InvalidArgument:
-    try:
-        shown = repr(value)
-    except ValueError:
-        # Python does not write it.
-        shown = "a number of thousands of digits"
-    shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
-    return InvalidArgument(f"{name} is {shown}: must be {allowed}", name, shown, allowed)
+        raise wrong(label or name, value, _allowed(message, name)) from error
 
 
 def _allowed(message: Any, name: str) -> str:

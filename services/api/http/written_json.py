@@ -66,12 +66,11 @@ def _size(content: Any) -> int:
     size, nested = 1, [content] if isinstance(content, _NESTED) else []
     while nested:
         each = nested.pop()
-        if isinstance(each, dict):
-            each = each.values()
-        size += len(each)
+        values = each.values() if isinstance(each, dict) else each
+        size += len(values)
         if size > AT_ONCE:
             break
-        nested += [value for value in each if isinstance(value, _NESTED)]
+        nested += [value for value in values if isinstance(value, _NESTED)]
     return size
 
 

@@ -286,7 +286,9 @@ async def decode_event_in_turns(wire: verification_pb2.VerifyResponse) -> Progre
     async for part in in_turns(wire.progress.prompt_logprobs):
         found += map(_LOGPROBS.decode, part)
     del wire.progress.prompt_logprobs[:]
-    return dataclasses.replace(decode_generation_event(wire), prompt_logprobs=tuple(found))
+    progress = decode_generation_event(wire)
+    assert isinstance(progress, Progress)
+    return dataclasses.replace(progress, prompt_logprobs=tuple(found))
 
 
 def _decode_report(wire: verification_pb2.PassReport) -> PassReport:

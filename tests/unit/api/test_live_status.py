@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from services.access.gate import open_gate
 from services.access.key_records import hash_key
+from services.api import lately
 from services.api.config import HttpConfig, PublicServerConfig
-from services.api.http import live_status
 from services.api.http.live_status import state_in_time, status_of
 from services.api.http.server import serve_http
 from speculation import limits
@@ -122,7 +122,7 @@ async def test_many_who_ask_cost_one_question(monkeypatch: pytest.MonkeyPatch) -
     async with served(router) as client:
         await asyncio.gather(*(client.get(PATH) for _ in range(8)))
         assert router.states_asked == 1
-        monkeypatch.setattr(live_status, "_FRESH_S", 0.0)
+        monkeypatch.setattr(lately, "_FRESH_S", 0.0)
         await client.get(PATH)
         assert router.states_asked == 2
 

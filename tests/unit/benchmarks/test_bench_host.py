@@ -30,7 +30,19 @@ def test_a_load_is_read_from_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "4x", "4x2", "x2:blend", "4x2:autoregressive", "4:blend", "4x2:nobody", "9999", "9" * 5000]
+    "text",
+    [
+        "",
+        "0",
+        "4x",
+        "4x2",
+        "x2:blend",
+        "4x2:autoregressive",
+        "4:blend",
+        "4x2:nobody",
+        "9999",
+        pytest.param("9" * 5000, id="digits"),
+    ],
 )
 def test_a_load_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--loads"):

@@ -38,7 +38,11 @@ def test_a_misspelt_option_finds_its_name() -> None:
         build_request("x", None, None, {"xyz": 1})  # type: ignore[typeddict-unknown-key]
 
 
-@pytest.mark.parametrize(("name", "value"), [("seed", 10**5000), ("seed", "x" * 10**6), ("temperature", 10**400)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("seed", 10**5000), ("seed", "x" * 10**6), ("temperature", 10**400)],
+    ids=["digits", "text", "no float"],
+)
 def test_a_wrong_value_is_shown_in_short(name: str, value: object) -> None:
     with refuses(outrider.InvalidArgument, field=name, says="number") as caught:
         build_request("x", None, None, {name: value})  # type: ignore[misc]
