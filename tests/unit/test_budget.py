@@ -118,6 +118,7 @@ def test_a_child_is_never_likelier_than_its_parent() -> None:
 
 def test_without_scores_every_further_token_claims_half() -> None:
     assert AcceptanceRates().probabilities(chain([1, 2, 3], "s")) == [0.5, 0.25, 0.125]
+    assert AcceptanceRates().probabilities(tree(0.5, 0.0)) == [0.5, 0.0]
 
 
 def test_cheap_rows_are_filled_and_dear_ones_are_not() -> None:
@@ -165,6 +166,10 @@ def test_what_does_not_pay_is_tried_again_once_in_a_while() -> None:
     lengths = [len(budget.choose([tree(0.5, 0.4, 0.3)], load(), load())[0]) for _ in range(96)]
     assert sum(length > 0 for length in lengths) == 3
     assert max(lengths) == 2
+    # Steps count from the last one that had nodes.
+    budget = MeasuredBudget(costs({1: 1.0, 2: 1.5, 100: 50.5}), max_nodes=64)
+    lengths = [len(budget.choose([tree(score)], load(), load())[0]) for score in (0.9, *[0.1] * 40)]
+    assert [at for at, length in enumerate(lengths) if length] == [0, 32]
 
 
 def test_drafts_are_wanted_as_large_as_could_pay() -> None:
@@ -270,7 +275,8 @@ def test_nodes_get_the_time_that_prompts_leave_and_no_more() -> None:
     tight, wide = (MeasuredBudget(table, max_nodes=64, max_step_s=most_s) for most_s in (1.875, 10.0))
     drafted = tree(*[0.99] * 20)
     assert [len(budget.choose([drafted], beside, load())[0]) for budget in (tight, wide)] == [10, 20]
-    assert len(tight.choose([drafted], load(), load())[0]) == 20
+    # Without a prompt, they may take longer.
+    assert len(tight.choose([tree(*[0.99] * 60)], load(), load())[0]) == 60
     # A sampled tree stays whole, or goes.
     sampled = replace(drafted, proposals=(Proposal(token_ids=(1,), probabilities=(1.0,)),) * 20)
     assert [len(budget.choose([sampled], beside, load())[0]) for budget in (tight, wide)] == [0, 20]
