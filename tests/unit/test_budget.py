@@ -218,6 +218,15 @@ def test_a_long_prompt_stretches_a_step_only_so_far() -> None:
     assert crowded.prompt_rows(load(), 256, 0) == 16
 
 
+def test_prompts_that_take_longer_than_expected_get_fewer_rows() -> None:
+    budget = MeasuredBudget(costs({1: 1.0, 101: 2.0}), max_nodes=64, max_step_s=2.5)
+    assert budget.prompt_rows(load(), 256, 0) == 100
+    budget.learn_prompts(load(51), 2.0 * 1.5)
+    # What it says of prompts counts as much as all before, and nothing of other passes.
+    assert (budget.prompt_seconds(load(51)), budget.seconds(load(51))) == (1.5 * 1.5, 1.5)
+    assert budget.prompt_rows(load(), 256, 0) == 33
+
+
 def test_far_into_a_long_prompt_chunks_get_shorter() -> None:
     table = CostTable(by_rows={1: 0.1, 101: 0.2}, per_request=0.0, per_key=0.0, per_row_key=1e-6)
     budget = MeasuredBudget(table, max_nodes=8, max_step_s=0.3)
