@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 
 from services.api.http.infill.request import read_infill
+from services.api.http.messages.reading import read_message
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.request import Asked
-from services.api.messages import Infill, RequestedSampling
+from services.api.messages import ChatMessage, Infill, RequestedSampling
 from speculation import limits
+from speculation.types import StructuredOutputs
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 INFILL: dict[str, Any] = {"input_prefix": "a", "input_suffix": "b"}
@@ -138,3 +141,90 @@ def test_fields_of_gaps() -> None:
     plain = read_infill(INFILL)
     assert (plain.inputs, plain.infill, plain.default_max_tokens) == (("a",), Infill(suffix="b"), None)
     assert plain.length_field == "n_predict"
+
+
+def read_anthropics(body: dict[str, Any]) -> Asked:
+    return read_message(body).asked
+
+
+def test_fields_of_messages() -> None:
+    body = {**CHAT, "max_tokens": 5}
+    for name, value, arrives in (*SAMPLING, *MORE_SAMPLING):
+        check(
+            read_anthropics,
+            body,
+            {"stop_sequences" if name == "stop" else name: [value] if value == "x" else value},
+            {},
+            {name: arrives},
+        )
+    only_chats = {
+        "n",
+        "truncation_side",
+        "truncate_prompt_tokens",
+        "include_stop_str_in_output",
+        "return_tokens_as_token_ids",
+    }
+    for given, wanted in (*OTHERS, *MORE_OTHERS):
+        if not only_chats & given.keys():
+            check(read_anthropics, body, given, wanted, {})
+    plain = read_anthropics(body)
+    assert plain.clips_length and plain.answers and plain.stream is None and read_anthropics({**body, "stream": True}).stream
+    check(read_anthropics, body, {"max_tokens": 0}, {"answers": False}, {"max_tokens": 1})
+    form = {"type": "json_schema", "schema": {"type": "integer"}}
+    asked = read_anthropics({**body, "output_config": {"effort": "low", "format": form}, "chat_template_kwargs": {"a": 1}})
+    assert asked.chat.template_kwargs == '{"reasoning_effort": "low", "a": 1}'
+    assert asked.sampling.structured_outputs == StructuredOutputs(kind="json", text='{"type": "integer"}')
+
+
+def test_a_conversation_of_anthropics_is_that_of_a_chat() -> None:
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "h"}, {"type": "text", "text": "c"},
+            {"type": "tool_use", "id": "1", "name": "look", "input": {"x": 1}}, {"type": "tool_use", "id": "2", "name": "go", "input": {}},
+        ]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "1", "content": "no", "is_error": True},
+            {"type": "tool_result", "tool_use_id": "2", "content": [{"type": "text", "text": "y"}, {"type": "text", "text": "z"}]},
+            {"type": "text", "text": "d"},
+        ]},
+        {"role": "assistant", "content": ""},
+    ]  # fmt: skip
+    system = [{"type": "text", "text": "s"}, {"type": "text", "text": "t"}]
+    tools = [
+        {"name": "look", "description": "sees", "input_schema": {"type": "object"}, "strict": True},
+        {"name": "go", "input_schema": {}},
+    ]
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    read = read_message({"max_tokens": 5, "system": system, "messages": messages, "tools": tools, "tool_choice": choice})
+    said = read.asked.inputs[0]
+    assert isinstance(said[2], ChatMessage)
+    assert json.loads(said[2].tool_calls) == [
+        {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"x": 1}}},
+        {"id": "2", "type": "function", "function": {"name": "go", "arguments": {}}},
+    ]
+    assert said == (
+        ChatMessage(role="system", content="s\nt"), ChatMessage(role="user", content="a\nb"),
+        ChatMessage(role="assistant", content="c", reasoning="h", tool_calls=said[2].tool_calls),
+        ChatMessage(role="tool", content="Error: no", tool_call_id="1"), ChatMessage(role="tool", content="y\nz", tool_call_id="2"),
+        ChatMessage(role="user", content="d"),
+    )  # fmt: skip
+    assert read.paths == (
+        "system", "messages[0].content", "messages[2].content", "messages[3].content[0].content",
+        "messages[3].content[1].content", "messages[3].content",
+    )  # fmt: skip
+    used = read.asked.tools
+    assert used is not None and (used.mode, used.several, used.strict) == (
+        "required",
+        False,
+        {"look": "tools[0].function.strict"},
+    )
+    assert used.schemas == {"look": {"type": "object"}, "go": {}}
+    assert [each["function"].get("description") for each in json.loads(used.shown)] == ["sees", None]
+    assert [read_mode(kind, tools, messages) for kind in ("auto", "none")] == ["auto", None]
+
+
+def read_mode(kind: str, tools: list[dict[str, Any]], messages: list[dict[str, Any]]) -> str | None:
+    used = read_anthropics({"max_tokens": 5, "messages": messages, "tools": tools, "tool_choice": {"type": kind}}).tools
+    return None if used is None else used.mode
