@@ -16,6 +16,7 @@ from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.request import Asked
 from services.api.messages import ChatMessage, Infill, RequestedSampling
 from speculation import limits
+from speculation.errors import InvalidArgument
 from speculation.types import StructuredOutputs
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
@@ -111,6 +112,18 @@ def test_fields_of_chats() -> None:
     )
     begun = {"messages": [*CHAT["messages"], {"role": "assistant", "content": "b"}], "continue_final_message": True}
     assert read_chat(begun).chat.continue_final_message and not read_chat(begun).chat.add_generation_prompt
+
+
+def test_a_form_of_calls_and_one_of_text_go_together_and_others_do_not() -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    called = {**CHAT, "tools": tools, "tool_choice": "required"}
+    both = read_chat({**called, "response_format": {"type": "json_object"}})
+    assert both.form_field == "tools" and both.text_form == StructuredOutputs(kind="json_object")
+    with pytest.raises(InvalidArgument) as refused:
+        read_chat({**called, "structured_outputs": {"regex": "a"}})
+    assert refused.value.field == "tool_choice"
+    for free in ({**called, "tool_choice": "auto"}, CHAT):
+        assert read_chat({**free, "structured_outputs": {"regex": "a"}}).form_field == "structured_outputs.regex"
 
 
 def test_fields_of_texts() -> None:
