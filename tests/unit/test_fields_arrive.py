@@ -13,6 +13,7 @@ from services.api.http.infill.request import read_infill
 from services.api.http.messages.reading import read_message
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
+from services.api.http.openai.protocol.completion_body import MAX_PROMPTS
 from services.api.http.openai.request import Asked
 from services.api.messages import ChatMessage, Infill, RequestedSampling
 from speculation import limits
@@ -137,6 +138,16 @@ def test_fields_of_texts() -> None:
         ({"prompt": [[5, 6], [7]]}, {"inputs": ((5, 6), (7,))}, {}),
     ):
         check(read_completion, body, given, wanted, sampled)
+
+
+def test_as_many_answers_as_may_be_and_no_more() -> None:
+    half = MAX_PROMPTS // 2
+    assert len(read_completion({"prompt": ["a"] * half, "n": 2}).inputs) == half
+    assert len(read_completion({"prompt": [[5]] * MAX_PROMPTS}).inputs) == MAX_PROMPTS
+    for field, body in (("n", {"prompt": ["a"] * (half + 1), "n": 2}), ("prompt", {"prompt": ["a"] * (MAX_PROMPTS + 1)})):
+        with pytest.raises(InvalidArgument) as refused:
+            read_completion(body)
+        assert refused.value.field == field
 
 
 def test_fields_of_gaps() -> None:
