@@ -246,7 +246,15 @@ def test_a_conversation_of_anthropics_is_that_of_a_chat() -> None:
     )
     assert used.schemas == {"look": {"type": "object"}, "go": {}}
     assert [each["function"].get("description") for each in json.loads(used.shown)] == ["sees", None]
-    assert [read_mode(kind, tools, messages) for kind in ("auto", "none")] == ["auto", None]
+    body = {"max_tokens": 5, "messages": messages, "tools": tools}
+    for chosen, mode, called in (
+        ({"type": "auto"}, "auto", ""),
+        ({"type": "any"}, "required", ""),
+        ({"type": "tool", "name": "go"}, "named", "go"),
+    ):
+        used = read_anthropics({**body, "tool_choice": chosen}).tools
+        assert used is not None and (used.mode, used.called, used.several) == (mode, called, True)
+    assert read_anthropics({**body, "tool_choice": {"type": "none"}}).tools is None
 
 
 @pytest.mark.parametrize(("role", "kept"), [("assistant", 1), ("user", 2)])
@@ -254,8 +262,3 @@ def test_an_empty_last_message_of_the_assistant_alone_asks_for_nothing(role: str
     other = "user" if role == "assistant" else "assistant"
     messages = [{"role": other, "content": "a"}, {"role": role, "content": ""}]
     assert len(read_anthropics({"max_tokens": 5, "messages": messages}).inputs[0]) == kept
-
-
-def read_mode(kind: str, tools: list[dict[str, Any]], messages: list[dict[str, Any]]) -> str | None:
-    used = read_anthropics({"max_tokens": 5, "messages": messages, "tools": tools, "tool_choice": {"type": kind}}).tools
-    return None if used is None else used.mode
