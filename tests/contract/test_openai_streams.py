@@ -233,7 +233,8 @@ async def test_forms_reach_the_router() -> None:
     schema = {"type": "object", "properties": {"größe": {"type": "integer"}}}
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"response_format": {"type": "json_object"}}, "json_object", ""),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}},
+        ({"response_format": {"type": "json_schema",
+                              "json_schema": {"name": "a", "description": "b", "strict": True, "schema": schema}}},
          "json", json.dumps(schema, ensure_ascii=False)),
         ({"structured_outputs": {"json": schema}}, "json", json.dumps(schema, ensure_ascii=False)),
         ({"structured_outputs": {"regex": "[a-z]+"}}, "regex", "[a-z]+"),

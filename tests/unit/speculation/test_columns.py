@@ -142,6 +142,14 @@ def in_one_array(report: StepReport) -> StepReport:
     return replace(report, observation=replace(seen, top_ids=ids))
 
 
+def test_ids_in_one_array_equal_what_holds_equal_ones() -> None:
+    rows = IdRows(array("i", [4, 5, 6, 7]), 2)
+    assert rows == ((4, 5), (6, 7)) == (rows[0], rows[-1])
+    assert rows[1:] == ((6, 7),) and len(rows) == 2
+    for other in (((4, 5), (6, 8)), ((4, 5),), IdRows(rows.ids, 4), 7):
+        assert rows != other
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_likely_ids_in_one_array_are_sent_as_tuples_are(seed: int) -> None:
     source = random.Random(seed)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from speculation.philox import NoiseStream, gumbel, philox4x32, uniforms
+from speculation.philox import NoiseStream, gumbel, gumbels, philox4x32, uniforms
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,17 @@ OTHERS = [
 def test_seed_stream_and_position_all_matter(other: tuple[int, NoiseStream, int]) -> None:
     index = np.arange(64)
     assert not np.any(uniforms(5, NoiseStream.CHOICE, 9, index) == uniforms(*other, index))
+
+
+def test_noise_of_many_requests_is_that_of_each() -> None:
+    seeds, positions = (1, 2**63 + 5, 7, 2**64 - 1), (0, 9, 2**33 + 1, 2**32 - 1)
+    for indices in ((0, 1, 2, 3), (5, 1000, 7, 131_071)):
+        arrays = np.array(seeds, dtype=np.uint64), NoiseStream.CHOICE, np.array(positions), np.array(indices)
+        each = [
+            gumbel(seed, NoiseStream.CHOICE, position, np.array([index]))[0]
+            for seed, position, index in zip(seeds, positions, indices, strict=True)
+        ]
+        assert gumbels(*arrays).tolist() == each
 
 
 def test_draws_are_uniform_and_gumbel() -> None:

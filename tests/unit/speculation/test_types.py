@@ -50,6 +50,22 @@ def test_bad_values_are_refused_by_name(field: str, value: object) -> None:
     assert caught.value.allowed
 
 
+# At both ends of every range.
+GOOD: list[tuple[str, object]] = [
+    ("temperature", 0.0), ("temperature", 0.001), ("temperature", 100.0), ("top_k", 0), ("top_k", 2**32 - 1), ("top_p", 1e-9),
+    ("top_p", 1.0), ("min_p", 0.0), ("min_p", 1.0), ("seed", 0), ("seed", 2**64 - 1), ("max_tokens", 1), ("max_tokens", 2**31 - 1),
+    ("min_tokens", 256), ("repetition_penalty", 0.01), ("repetition_penalty", 10.0), ("presence_penalty", -2.0),
+    ("presence_penalty", 2.0), ("frequency_penalty", -2.0), ("frequency_penalty", 2.0), ("stop", ("x",) * 16),
+    ("stop", ("x" * 256,)), ("stop_token_ids", tuple(range(64))), ("logit_bias", {1: -100.0, 2: 100.0}),
+    ("logit_bias", dict.fromkeys(range(1024), 1.0)), ("logprobs", 0), ("logprobs", 20),
+]  # fmt: skip
+
+
+def test_values_at_a_bound_are_taken() -> None:
+    for field, value in GOOD:
+        assert getattr(SamplingParams(**{field: value}), field) == value  # type: ignore[arg-type]
+
+
 def test_statistics_follow_vllms_definitions() -> None:
     stats = SpeculationStats(num_spec_tokens=4)
     stats.record(drafted=4, accepted_sources=("a", "a", "b"), committed=4, seconds_saved=0.5)

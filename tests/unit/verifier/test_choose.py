@@ -1,6 +1,7 @@
 """The target's choice: exact where it can be enumerated, chi-square where it is drawn."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -78,10 +79,10 @@ def test_seed_and_position_decide_nothing_else_does() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
-def test_unusable_logits_are_an_error(temperature: float, bad: float) -> None:
+@pytest.mark.parametrize("bad", [[math.nan] * 4, [-math.inf] * 4, [0.0, 1.0, math.nan, 2.0]])
+def test_unusable_logits_are_an_error(temperature: float, bad: list[float]) -> None:
     with pytest.raises(Internal, match="no usable logits"):
-        choose(torch.full((4,), bad), SamplingParams(temperature=temperature), 0, 0)
+        choose(torch.tensor(bad), SamplingParams(temperature=temperature), 0, 0)
 
 
 def test_log_probabilities_are_of_the_logits_as_they_are() -> None:

@@ -54,7 +54,7 @@ async def test_a_preempted_one_leaves_nothing_behind() -> None:
 
 @simulated
 async def test_one_that_has_left_is_not_preempted_into_the_queue() -> None:
-    requests = Admission(ToyTarget(rows=40), LoopConfig(headroom=0), LoopStats())
+    requests = Admission(ToyTarget(rows=35), LoopConfig(headroom=0), LoopStats())
     stays, leaves = (
         LiveRequest(request(name, [3], PLAIN), frozenset(), vocab_size=8, max_model_len=64, max_nodes=4, by_paper=False)
         for name in ("stays", "leaves")
@@ -66,6 +66,6 @@ async def test_one_that_has_left_is_not_preempted_into_the_queue() -> None:
     assert requests.running.keys() == {"stays", "leaves"}
     # Its rows are needed while a step waits for drafts.
     stays.tokens += [3] * 34
-    assert requests.make_room([stays], wait=False) == [stays]
+    assert requests.make_room([stays], wait=False) == [stays] == [*requests.running.values()]
     assert len(requests.waiting) == 0
     assert requests.left() == [leaves]
