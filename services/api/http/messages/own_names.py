@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from services.api.http.openai.errors import Refused
-from speculation.errors import InvalidArgument
+from speculation.errors import InvalidArgument, spelled
 
 _PARALLEL = "parallel_tool_calls"
 _NAMES = {
@@ -43,7 +43,7 @@ def own_name(field: str, paths: Sequence[str]) -> str:
 def in_own_names(error: InvalidArgument, paths: Sequence[str]) -> InvalidArgument:
     """The same error, with the body's own name of the field."""
     name, allowed = own_name(error.field, paths), error.allowed
-    value = str(error.value != "True") if error.field == _PARALLEL else error.value
+    value = spelled(error.value != spelled(True)) if error.field == _PARALLEL else error.value
     for word, own in _WORDS.items():
         allowed = allowed.replace(word, own)
     if isinstance(error, Refused):
