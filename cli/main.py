@@ -355,6 +355,8 @@ def _options(**given: Any) -> Options:
 
 def main() -> None:
     """Run the command line. A mistake of the user prints one line on stderr and exits with 2, a failure with 1."""
+    # gRPC's own lines about each attempt would stand before the one that says what is wrong.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     begin_starting()
     prepare_streams()
     clean_logs()

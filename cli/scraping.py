@@ -115,6 +115,7 @@ def _fetched(url: str) -> str:
             return content.decode(errors="replace")
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", None) or error
+        why = getattr(why, "strerror", None) or why
         raise Unavailable(
             f"no metrics at {url} ({why}); start a server with: outrider serve, or name its server.ops_port with --url"
         ) from error

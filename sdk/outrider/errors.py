@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import cast
 
@@ -28,6 +29,14 @@ from outrider._retry_info import retry_delay_s
 from outrider.v1 import generation_pb2 as pb
 
 _CONNECTING = "Failed to connect to remote host: "
+_BACKENDS = re.compile(r"^.*; last error: [A-Z]+: ipv[46]:\S+: ")
+# What gRPC says where one side speaks TLS and the other does not, or shows a certificate that is not good here.
+_TLS = {
+    "WRONG_VERSION_NUMBER": "{address} speaks no TLS: ask it without (no tls=True, no --tls)",
+    "CERTIFICATE_VERIFY_FAILED": "the certificate of {address} is not trusted here: name the authority that signed it "
+    "(root_certificates, --tls-root)",
+    "Hostname Verification Check failed": "the certificate of {address} is for another name: ask by that one",
+}
 _DETAIL_KEY = "outrider-error-bin"
 REQUEST_ID = "x-request-id"
 
@@ -151,10 +160,16 @@ def _typed(call: grpc.Call, address: str, *, closed: bool) -> OutriderError:
         code, message = grpc.StatusCode.UNAVAILABLE, "the server that stops there has dropped the call"
     if code is grpc.StatusCode.UNAVAILABLE and "http1.x server" in message:
         message = f"{address} is no gRPC server, but speaks HTTP; gRPC has a port of its own, 50051 unless told otherwise"
+    elif code is grpc.StatusCode.UNAVAILABLE and (
+        about := next((said for words, said in _TLS.items() if words in message), "")
+    ):
+        message = about.format(address=address)
     elif code is grpc.StatusCode.UNAVAILABLE and not _answered(call):
         # gRPC's own words name the address again, and what it calls its backends.
-        why = message.rpartition(_CONNECTING)[2]
+        why = _BACKENDS.sub("", message.rpartition(_CONNECTING)[2])
         message = f"no Outrider server answers at {address}, or not any more ({why}); start one with `outrider serve`"
+        if "Socket closed" in why:
+            message += ". If it speaks TLS, ask it so (tls=True, --tls)"
         if not names_port(address):
             message += f". Without a port gRPC takes 443: {address}:50051 names Outrider's"
         if (proxy := proxy_before(address)) is not None:

@@ -317,7 +317,7 @@ class TrainedConfig:
             )
         if self.target is None:
             raise ConfigurationError(
-                "must name the folder of the target that is drafted for", field="trained.target", value="None"
+                "must name the folder of the target that is drafted for", field="trained.target", value=None
             )
         return folder, self.target
 

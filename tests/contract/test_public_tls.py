@@ -84,6 +84,33 @@ async def test_calls_over_tls_and_none_without(tmp_path: Path) -> None:
                 await plain.generate(token_ids=[1])
 
 
+async def refusal(address: str, **options: Any) -> str:
+    """What a client is told whose TLS is not the server's."""
+    async with AsyncClient(address, retry=Retry(attempts=1), timeout_s=WAIT_S, **options) as client:
+        with pytest.raises(outrider.Unavailable) as caught:
+            await client.generate(token_ids=[1])
+    return str(caught.value)
+
+
+async def test_a_client_whose_tls_is_not_the_servers_is_told_what_differs(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    files = write(tmp_path, authority)
+    roots = (tmp_path / "authority.pem").read_bytes()
+    async with served(files) as (_, address):
+        assert "If it speaks TLS, ask it so" in await refusal(address)
+        assert f"the certificate of {address} is not trusted here" in await refusal(address, tls=True)
+    other = authority.issue_cert("other.example")
+    files.key.write_bytes(other.private_key_pem.bytes())
+    files.certificate.write_bytes(b"".join(part.bytes() for part in other.cert_chain_pems))
+    async with served(files) as (_, address):
+        assert f"the certificate of {address} is for another name" in await refusal(
+            address, tls=True, root_certificates=roots
+        )
+    plain = await serve_public(ScriptedRouter("words"), PublicServerConfig(port=0))
+    assert await refusal(plain.address, tls=True) == f"{plain.address} speaks no TLS: ask it without (no tls=True, no --tls)"
+    await plain.stop(0)
+
+
 async def test_renewed_certificates_are_shown_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renewed_files, "LOOK_S", 0.02)
     authority = trustme.CA()

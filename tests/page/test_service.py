@@ -79,6 +79,18 @@ def test_stop_ends_the_request_and_keeps_what_came(open_page: Open, serve: Serve
     assert answer_of(page) == "the end" and router.left == 1
 
 
+@pytest.mark.parametrize("width", [1280, 420])
+def test_the_end_of_a_long_answer_is_in_sight(open_page: Open, serve: Serve, width: int) -> None:
+    page = open_page(serve(scripted("one more line\n" * 80)), width=width)
+    ask(page, "count", length="")
+    below = """() => {
+        const composer = document.querySelector('#composer'), sticky = getComputedStyle(composer).position === 'sticky';
+        const sight = sticky ? composer.getBoundingClientRect().top : innerHeight;
+        return document.querySelector('.under').getBoundingClientRect().bottom - sight;
+    }"""
+    assert page.evaluate(below) <= 0
+
+
 @pytest.mark.exhaustive
 def test_a_new_chat_stops_the_answer_of_the_old_one(open_page: Open, serve: Serve) -> None:
     router = scripted("and so on ")

@@ -29,7 +29,7 @@ from services.api.http.operator_endpoints import AdapterEndpoints, TrainerEndpoi
 from services.api.http.responses.protocol import CreateResponse
 from services.api.http.responses.response_endpoints import ResponseEndpoints
 from services.api.http.responses.stored_responses import ResponseStore
-from services.api.http.unserved_paths import instead_of
+from services.api.http.unserved_paths import instead_of, unknown_path
 from services.api.messages import RouterPort
 from services.links.request_names import request_id_of, traceparent_of
 from speculation.errors import Cancelled, Internal, OutriderError, Unauthenticated, Unavailable
@@ -227,7 +227,7 @@ class HttpApp:
         path, call.path_id = (path, "") if path in self._paths else _without_id(path)
         known = None if said else self._paths.get(path)
         if known is None:
-            raise HttpError(404, "unknown_url", said or f"there is no {path}; there are {', '.join(sorted(self._paths))}")
+            raise HttpError(404, "unknown_url", said or unknown_path(path, sorted(self._paths)))
         for found in known.all:
             if method == found.method or (method == "HEAD" and found.is_open):
                 return found

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+
+from services.wrong_values import did_you_mean
 
 _TEXT = "Outrider generates text only"
 _BESIDE = {
@@ -52,6 +55,7 @@ _INDEX = "`outrider index publish` puts an index in place while serving"
 _OPENAI_S = "conversations are kept by /v1/responses alone (previous_response_id)"
 # Paths of vLLM, SGLang, TensorRT-LLM, llama-server, text-generation-inference, LM Studio, Ollama: what does the same here.
 ELSEWHERE: Mapping[str, str] = {
+    "/v1": "clients of OpenAI's begin with it (base_url); GET /v1/models says what is served, GET /docs lists every path",
     "/generate": _COMPLETIONS,
     "/generate_stream": _COMPLETIONS,
     "/completions": _COMPLETIONS,
@@ -178,3 +182,11 @@ def instead_of(path: str) -> str | None:
             return f"there is no {path}: {said}"
     what = _PATHS.get(path) or next((what for folder, what in _FOLDERS.items() if path.startswith(f"{folder}/")), None)
     return None if what is None else f"there is no {path}: {_TEXT}; for {what}, {_BESIDE[what]}"
+
+
+def unknown_path(path: str, served: Sequence[str]) -> str:
+    """What to say of a path that nobody knows: which is meant, if one is near, and which there are."""
+    # A base URL with /v1 before a path with /v1, a slash at the end, another case.
+    usual = re.sub(r"^(/v1)+(?=/v1/)", "", path.rstrip("/").lower())
+    meant = f" (did you mean {usual}?)" if usual in served and usual != path else did_you_mean(path, served)
+    return f"there is no {path}{meant}; there are {', '.join(served)}"

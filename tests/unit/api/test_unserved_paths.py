@@ -7,7 +7,7 @@ import re
 import pytest
 
 from services.api.http.operations import OPERATIONS
-from services.api.http.unserved_paths import ELSEWHERE, instead_of
+from services.api.http.unserved_paths import ELSEWHERE, instead_of, unknown_path
 
 
 def test_none_of_them_is_served() -> None:
@@ -24,6 +24,23 @@ def test_what_is_named_exists(path: str) -> None:
 
 def test_what_nobody_knows_is_left_to_the_list_of_paths() -> None:
     assert instead_of("/nowhere") is None and instead_of("/v1/filesystem") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/v1/models", "/v1/models"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/V1/Models", "/v1/models"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/nowhere", ""),
+    ],
+)
+def test_the_path_that_is_meant_is_named(path: str, meant: str) -> None:
+    served = sorted({each.path for each in OPERATIONS})
+    question = f" (did you mean {meant}?)" if meant else ""
+    assert unknown_path(path, served).startswith(f"there is no {path}{question}; there are /")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from cli.scraping import read
 from outrider._addresses import host_of, is_loopback, names_port
 from services.links.channel import client_options
 from services.links.probe import answers
+from speculation.errors import Unavailable
 from tests.running.ports import free_port
 
 _NAMES = ("http_proxy", "https_proxy", "grpc_proxy")
@@ -149,3 +150,10 @@ def test_a_url_is_no_address(address: str) -> None:
     with pytest.raises(outrider.InvalidArgument, match="without http://") as raised:
         outrider.Client(address)
     assert raised.value.field == "address"
+
+
+def test_why_no_metrics_come_is_said_in_words() -> None:
+    with pytest.raises(
+        Unavailable, match=r"no metrics at http://127\.0\.0\.1:1/metrics \(Connection refused\); start a server"
+    ):
+        read(["http://127.0.0.1:1/metrics"])

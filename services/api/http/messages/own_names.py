@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from services.api.http.openai.errors import renamed
-from speculation.errors import InvalidArgument
+from speculation.errors import InvalidArgument, spelled
 
 _PARALLEL = "parallel_tool_calls"
 _NAMES = {
@@ -43,7 +43,7 @@ def own_name(field: str, paths: Sequence[str]) -> str:
 
 def in_own_names(error: InvalidArgument, paths: Sequence[str]) -> InvalidArgument:
     """The same error, with the body's own name of the field."""
-    allowed, value = error.allowed, str(error.value != "True") if error.field == _PARALLEL else None
+    allowed, value = error.allowed, spelled(error.value != spelled(True)) if error.field == _PARALLEL else None
     for word, own in _WORDS.items():
         allowed = allowed.replace(word, own)
     return renamed(error, own_name(error.field, paths), value=value, allowed=allowed)
