@@ -376,7 +376,9 @@ async def test_what_is_asked_for_in_a_step_that_leaves_nothing_to_do_is_done(mon
         raise RuntimeError("planted failure")
 
     async with decoding(ToyTarget(), InProcessDraftLink(RandomDrafter())) as loop:
-        events = loop.generate(request("a", [1, 2], max_tokens=500, ignore_eos=True))
+        # By its paper, every step waits for a draft.
+        plan = Plan(strategy="test", sources=("test",), max_nodes=6, effort="paper")
+        events = loop.generate(request("a", [1, 2], plan, max_tokens=500, ignore_eos=True))
         await anext(events)
         monkeypatch.setattr(loop, "_wait_for_drafts", meanwhile)
         monkeypatch.setattr(LiveRequest, "take_tree", fails)
