@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, LLParserLimits
 
 from services.logs.printable import printable_line
-from services.structured_outputs.json_schemas import Asking, without_vacuous
+from services.structured_outputs.json_schemas import AskedPatterns, without_vacuous
 from speculation.errors import InvalidArgument
 from speculation.types import StructuredOutputs
 
@@ -103,9 +103,9 @@ def _engine_text(structured: StructuredOutputs) -> str:
             return LLMatcher.grammar_from_lark(text)
 
 
-def schema_rule(schema: dict[str, Any], asking: Asking | None = None) -> str:
-    """A JSON schema as a part of a grammar. ``asking``: one for all of its schemas."""
-    schema = without_vacuous(schema, asking)
+def schema_rule(schema: dict[str, Any], asked: AskedPatterns | None = None) -> str:
+    """A JSON schema as a part of a grammar. ``asked``: one for all of its schemas."""
+    schema = without_vacuous(schema, asked)
     own = schema.get("x-guidance")
     fixed = isinstance(own, dict) and own.get("whitespace_flexible") is False
     options = {} if fixed else {"whitespace_pattern": _WHITE_SPACE}

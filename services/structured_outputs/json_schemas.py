@@ -17,7 +17,7 @@ _ALONE = ("items", "additionalProperties", "not", "if", "then", "else", "contain
 _MOST_ASKED, _A_QUESTION = 32_768, 1024
 
 
-class Asking:
+class AskedPatterns:
     """What the engine may still be asked about patterns: ``left`` characters."""
 
     def __init__(self) -> None:
@@ -30,22 +30,22 @@ class Asking:
         return self.left > 0
 
 
-def without_vacuous(schema: Any, asking: Asking | None = None) -> Any:
+def without_vacuous(schema: Any, asked: AskedPatterns | None = None) -> Any:
     """A schema with the same answers, without keywords that allow everything or concern nothing.
 
     ``propertyNames`` that every name satisfies; ``patternProperties`` for names that ``properties`` has all of: beside it,
     the engine would begin another name, and find none.
 
     Args:
-        asking: for all schemas of one request: patterns are looked at until it is spent, the others stay.
+        asked: for all schemas of one request: patterns are looked at until it is spent, the others stay.
     """
-    return _without_vacuous(schema, Asking() if asking is None else asking)
+    return _without_vacuous(schema, AskedPatterns() if asked is None else asked)
 
 
-def _without_vacuous(schema: Any, asking: Asking) -> Any:
+def _without_vacuous(schema: Any, asked: AskedPatterns) -> Any:
     if not isinstance(schema, dict):
         return schema
-    found = {key: _below(key, value, asking) for key, value in schema.items()}
+    found = {key: _below(key, value, asked) for key, value in schema.items()}
     if _allows_all(found.get("propertyNames")) or found.get("propertyNames") == {"type": "string"}:
         del found["propertyNames"]
     names, patterns = found.get("properties"), found.get("patternProperties")
@@ -53,7 +53,7 @@ def _without_vacuous(schema: Any, asking: Asking) -> Any:
         found["patternProperties"] = {
             pattern: below
             for pattern, below in patterns.items()
-            if not _allows_all(below) or not _names_all(pattern, names, asking)
+            if not _allows_all(below) or not _names_all(pattern, names, asked)
         }
         if not found["patternProperties"]:
             del found["patternProperties"]
@@ -64,19 +64,19 @@ def _allows_all(schema: Any) -> bool:
     return schema is True or schema == {}
 
 
-def _below(key: str, value: Any, asking: Asking) -> Any:
+def _below(key: str, value: Any, asked: AskedPatterns) -> Any:
     if key in _BY_NAME and isinstance(value, dict):
-        return {name: _without_vacuous(schema, asking) for name, schema in value.items()}
+        return {name: _without_vacuous(schema, asked) for name, schema in value.items()}
     if key in _LISTED and isinstance(value, list):
-        return [_without_vacuous(schema, asking) for schema in value]
-    return _without_vacuous(value, asking) if key in _ALONE else value
+        return [_without_vacuous(schema, asked) for schema in value]
+    return _without_vacuous(value, asked) if key in _ALONE else value
 
 
-def _names_all(pattern: str, names: dict[str, Any], asking: Asking) -> bool:
+def _names_all(pattern: str, names: dict[str, Any], asked: AskedPatterns) -> bool:
     """Whether every name that a pattern matches is one of ``names``; False where that is not known."""
     if not (names and pattern.startswith("^") and pattern.endswith("$") and not pattern.endswith(r"\$")) or "/" in pattern:
         return False
-    if not asking.take(pattern, names):
+    if not asked.take(pattern, names):
         return False
     known = " | ".join(json.dumps(name, ensure_ascii=False) for name in names)
     try:

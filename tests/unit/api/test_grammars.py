@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from services.structured_outputs import checks
 from services.structured_outputs.checks import check_sampling
 from services.structured_outputs.grammars import MAX_CHOICES, engine_text
-from services.structured_outputs.json_schemas import Asking, without_vacuous
+from services.structured_outputs.json_schemas import AskedPatterns, without_vacuous
 from speculation.errors import InvalidArgument
 from speculation.limits import MAX_GRAMMAR_CHARACTERS
 from speculation.types import GrammarKind, SamplingParams, StructuredOutputs
@@ -163,8 +163,8 @@ def test_of_many_patterns_beside_names_some_are_looked_at() -> None:
     kept = without_vacuous(schema)["patternProperties"]
     assert 50 < len(kept) < 100
     # All schemas of a request together.
-    asking = Asking()
-    found = [without_vacuous(schema, asking) for _ in range(5)]
+    asked = AskedPatterns()
+    found = [without_vacuous(schema, asked) for _ in range(5)]
     assert found == [{**schema, "patternProperties": kept}, *[schema] * 4]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.mark_rules import MarkRules, literal
 from services.structured_outputs.grammars import schema_rule
-from services.structured_outputs.json_schemas import Asking
+from services.structured_outputs.json_schemas import AskedPatterns
 from services.tool_formats.interface import Tags, argument_schema
 from services.tool_formats.tagged import kinds_of
 
@@ -20,7 +20,9 @@ _OF_OBJECTS = (*_DEFINITIONS, *_SAYINGS, "type", "properties", "required", "addi
 _PLAIN = {"string", "null", "integer", "number", "boolean"}
 
 
-def tagged_rules(index: int, schema: Any, field: str | None, tags: Tags, marks: MarkRules, asking: Asking) -> Iterator[str]:
+def tagged_rules(
+    index: int, schema: Any, field: str | None, tags: Tags, marks: MarkRules, asked: AskedPatterns
+) -> Iterator[str]:
     """The rules ``tagged_INDEX`` consists of.
 
     Args:
@@ -40,7 +42,7 @@ def tagged_rules(index: int, schema: Any, field: str | None, tags: Tags, marks: 
     yield from marks.until(f"value_{index}", tags.after_value)
     for number, key in enumerate(properties):
         before = f"{marks.mark(tags.before_key)} {literal(key)} {_joined(tags.between, marks)}"
-        value = _value(schema, key, field, asking)
+        value = _value(schema, key, field, asked)
         ended = f"{value} space {marks.mark(tags.after_value)}" if value else f"value_{index}"
         yield f"argument_{index}_{number}: {before} {ended} space"
 
@@ -61,7 +63,7 @@ def _properties(schema: dict[str, Any], field: str) -> tuple[dict[str, Any], fro
     return properties, required
 
 
-def _value(schema: dict[str, Any], key: str, field: str, asking: Asking) -> str:
+def _value(schema: dict[str, Any], key: str, field: str, asked: AskedPatterns) -> str:
     """A value's rule; empty: any text."""
     own = argument_schema(schema, key)
     kinds = kinds_of(own)
@@ -69,7 +71,7 @@ def _value(schema: dict[str, Any], key: str, field: str, asking: Asking) -> str:
         raise _no_rules(field, f"an argument, {key}, whose schema does not say its type")
     if "string" not in kinds:
         below = {name: schema[name] for name in _DEFINITIONS if name in schema}
-        return schema_rule({**below, **own}, asking)
+        return schema_rule({**below, **own}, asked)
     words = own.get("enum", [own["const"]] if "const" in own else None)
     if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
         return f"({' | '.join(map(literal, words))})"

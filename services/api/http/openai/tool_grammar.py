@@ -14,7 +14,7 @@ from services.api.http.openai.errors import Refused
 from services.api.http.openai.mark_rules import MarkRules, literal
 from services.api.http.openai.tagged_grammar import tagged_rules
 from services.structured_outputs.grammars import schema_rule
-from services.structured_outputs.json_schemas import Asking
+from services.structured_outputs.json_schemas import AskedPatterns
 from services.tool_formats import harmony
 from services.tool_formats.interface import CallShape, Slot, Step, json_object
 from speculation.limits import MAX_GRAMMAR_CHARACTERS
@@ -56,10 +56,8 @@ def calls_in_text(
     begun += [f"call_{index}: {_sequence(shape.call, index, name, marks)}" for index, name in enumerate(schemas)]
     if shape.tags is None:
         return _grammar(begun, _arguments(held))
-    asking, tags = Asking(), shape.tags
-    tagged = (
-        tagged_rules(index, schemas[name], strict.get(name), tags, marks, asking) for index, name in enumerate(schemas)
-    )
+    asked, tags = AskedPatterns(), shape.tags
+    tagged = (tagged_rules(index, schemas[name], strict.get(name), tags, marks, asked) for index, name in enumerate(schemas))
     return _grammar(begun, chain.from_iterable(tagged))
 
 
@@ -110,8 +108,8 @@ def _any_call(schemas: Mapping[str, Any]) -> str:
 
 
 def _arguments(schemas: Mapping[str, Any]) -> Iterator[str]:
-    asking = Asking()
-    return (f"arguments_{index}: {schema_rule(schema, asking)}" for index, schema in enumerate(schemas.values()))
+    asked = AskedPatterns()
+    return (f"arguments_{index}: {schema_rule(schema, asked)}" for index, schema in enumerate(schemas.values()))
 
 
 def _sequence(steps: tuple[Step, ...], index: int = 0, name: str = "", marks: MarkRules | None = None) -> str:

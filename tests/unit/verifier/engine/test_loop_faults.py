@@ -368,18 +368,20 @@ async def test_what_is_asked_for_in_a_step_that_leaves_nothing_to_do_is_done(mon
     """Nobody wakes the loop once more: its only reader reads no further."""
     pauses: list[asyncio.Task[None]] = []
 
-    async def meanwhile(*_: object) -> None:
+    async def meanwhile() -> bool:
+        if pauses:
+            return await begin_pass()
         pauses.append(asyncio.create_task(loop.pause.begin(restart=False, within_s=2.0)))
         await asyncio.sleep(0)
+        for running in tuple(loop._requests.running.values()):
+            loop._fail(running, RuntimeError("planted failure"), "its pass could not be planned")
+        return False
 
-    def fails(*_: object) -> None:
-        raise RuntimeError("planted failure")
-
-    async with decoding(ToyTarget(), InProcessDraftLink(RandomDrafter())) as loop:
-        events = loop.generate(request("a", [1, 2], max_tokens=500, ignore_eos=True))
+    async with decoding(ToyTarget()) as loop:
+        begin_pass = loop._begin_pass
+        events = loop.generate(request("a", [1, 2], PLAIN, max_tokens=500, ignore_eos=True))
         await anext(events)
-        monkeypatch.setattr(loop, "_wait_for_drafts", meanwhile)
-        monkeypatch.setattr(LiveRequest, "take_tree", fails)
+        monkeypatch.setattr(loop, "_begin_pass", meanwhile)
         await until(lambda: bool(pauses))
         await pauses[0]
         loop.pause.end()
