@@ -14,7 +14,7 @@ from tests.servers.http_service import http_served
 
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "fox"}]}),
-    "completion": ("/v1/completions", {"prompt": "the quick", "strategy": "blend"}),
+    "completion": ("/v1/completions", {"prompt": "the quick", "speculation": {"strategy": "blend"}}),
     "response": ("/v1/responses", {"input": "fox", "store": False}),
     "message": ("/v1/messages", {"messages": [{"role": "user", "content": "fox"}]}),
     "refused": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "fox"}], "mirostat": 2}),

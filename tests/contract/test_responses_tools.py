@@ -11,6 +11,7 @@ import pytest
 
 from services.api.config import HttpConfig
 from services.api.messages import ChatMessage
+from speculation.types import FinishReason
 from tests.contract.test_openai_streams import served
 from tests.servers.http_service import HttpService
 from tests.servers.openai_types import check_response, check_response_event, response_events_of
@@ -92,6 +93,7 @@ async def test_what_an_agent_sends_is_answered(pieces: int) -> None:
 
 async def test_a_call_of_a_text_that_is_cut_is_told_as_it_was_written() -> None:
     router = ScriptedRouter('<tool_call>\n{"name": "patch", "arguments": {"input": "a')
+    router.reason = FinishReason.LENGTH
     answer, _ = await answered(router, input="fox", tools=[PATCH])
     assert [(item["type"], item["input"]) for item in answer["output"]] == [("custom_tool_call", '{"input": "a')]
 
@@ -172,8 +174,9 @@ def test_tokens_of_a_stored_conversation_are_counted(both_entries: HttpService) 
     count = CLIENT.post(f"{both_entries.url}{PATH}/input_tokens", json=asked).json()
     assert count["input_tokens"] == len(second["prompt_token_ids"])
     assert CLIENT.get(f"{both_entries.url}{PATH}/input_tokens").status_code == 405
-    error = CLIENT.post(f"{both_entries.url}{PATH}/input_tokens", json={"input": "fox " * 600}).json()["error"]
-    assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+    # One that the context does not hold is counted as well.
+    long = CLIENT.post(f"{both_entries.url}{PATH}/input_tokens", json={"input": "fox " * 600}).json()
+    assert long["input_tokens"] > 600
 
 
 async def test_system_messages_behind_the_instructions() -> None:
@@ -226,8 +229,9 @@ async def test_verbosity_is_an_option_of_the_template(
 
 
 def test_streamed_by_openais_client(both_entries: HttpService) -> None:
+    tool = {"type": "custom", "name": "patch"}
     events = stream(
-        both_entries, input="fox", max_output_tokens=4, tools=[PATCH], tool_choice={"type": "custom", "name": "patch"}
+        both_entries, input="a", max_output_tokens=4, tools=[tool], tool_choice={"type": "custom", "name": "patch"}
     )
     item = events[-1]["response"]["output"][0]
     assert (item["type"], item["name"], item["status"]) == ("custom_tool_call", "patch", "incomplete")

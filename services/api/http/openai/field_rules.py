@@ -15,7 +15,7 @@ from services.api.http.openai.protocol.marks import declared_fields, effect_of
 
 _TYPES = ConfigDict(strict=True)
 
-SAMPLERS = "all samplers that are asked for are applied, in one order"
+SAMPLERS = "each sampler that a request sets is applied, in one order"
 # What to say instead of fields of vLLM's, SGLang's, TensorRT-LLM's, llama-server's and Ollama's.
 _INSTEAD: dict[str, tuple[str, ...]] = {
     "say max_tokens": ("n_predict", "max_new_tokens", "num_predict", "t_max_predict_ms", "t_max_prompt_ms"),
