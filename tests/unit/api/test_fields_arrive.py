@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.api.http.infill.request import read_infill
+from services.api.http.llama_server.request import read_infill
 from services.api.http.messages.reading import read_message
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
@@ -74,7 +74,11 @@ def check(read: Read, body: dict[str, Any], given: dict[str, Any], wanted: dict[
     assert {name: getattr(after.sampling, name) for name in own} == plain | sampled
 
 
-@pytest.mark.parametrize(("read", "body"), [(read_chat, CHAT), (read_completion, {"prompt": "a"}), (read_infill, INFILL)])
+def read_gap(body: dict[str, Any]) -> Asked:
+    return read_infill(body)[0]
+
+
+@pytest.mark.parametrize(("read", "body"), [(read_chat, CHAT), (read_completion, {"prompt": "a"}), (read_gap, INFILL)])
 def test_fields_of_all_bodies(read: Read, body: dict[str, Any]) -> None:
     for name, value, arrives in SAMPLING:
         check(read, body, {name: value}, {}, {name: arrives})
@@ -161,8 +165,8 @@ def test_fields_of_gaps() -> None:
         ({"prompt": "c"}, {"inputs": ("ac",)}, {}),
         ({"input_extra": files}, {"infill": Infill(suffix="b", files=(("x.py", "1"), ("tmp", "2")))}, {}),
     ):
-        check(read_infill, INFILL, given, wanted, sampled)
-    plain = read_infill(INFILL)
+        check(read_gap, INFILL, given, wanted, sampled)
+    plain = read_gap(INFILL)
     assert (plain.inputs, plain.infill, plain.default_max_tokens) == (("a",), Infill(suffix="b"), None)
     assert plain.length_field == "n_predict"
 
