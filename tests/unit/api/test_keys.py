@@ -54,10 +54,10 @@ def test_a_record_needs_its_hash_alone(tmp_path: Path) -> None:
     [
         ("keys: 1", "must be a list"),
         ("- 5", "key 1 is '5': must be a mapping"),
-        ("- {id: x}", "hash is 'None': must be 64 hex digits"),
+        ("- {id: x}", "hash is 'null': must be 64 hex digits"),
         (f"- {{hash: {HASH}, rpm: 5}}", "unknown field 'rpm'"),
         (f"- {{hash: {HASH}, requests_per_minute: 0}}", "requests_per_minute is '0': must be a whole number"),
-        (f"- {{hash: {HASH}, max_concurrent: true}}", "max_concurrent is 'True'"),
+        (f"- {{hash: {HASH}, max_concurrent: true}}", "max_concurrent is 'true'"),
         (f"- {{hash: {HASH}, weight: .inf}}", "weight is 'inf': must be a number from 0.01 to 100"),
         (f"- {{hash: {HASH}, scopes: [root]}}", "scopes is 'root': must be of generate, forget"),
         (f"- {{hash: {HASH}, strategies: [blend, sufix]}}", "strategies is 'sufix': must be of anpd, auto,"),

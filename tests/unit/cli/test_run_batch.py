@@ -101,8 +101,8 @@ def answering(**said: list[tuple[int, str, dict[str, str]]]) -> Iterator[tuple[_
         ({**line("b"), "url": "/v1/embeddings"}, "line 3: url is /v1/embeddings"),
         ({**line("b"), "body": []}, "line 3: body is []"),
         ({**line("b"), "params": {}}, "line 3: params is {}: must be unset"),
-        (line("b", stream=True), "line 3: body.stream is True"),
-        (line("b", background=True), "line 3: body.background is True"),
+        (line("b", stream=True), "line 3: body.stream is true"),
+        (line("b", background=True), "line 3: body.background is true"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(tmp_path: Path, wrong: Any, says: str) -> None:
