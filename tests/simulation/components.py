@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -229,7 +230,7 @@ class DrafterMachine(Component):
     async def _start(self) -> None:
         self.drafter = await self._made()
         server: Any = Server(self.process)
-        servicer = _DraftingServicer(self.drafter, SILENCE_S, lambda context: None)
+        servicer = _DraftingServicer(self.drafter, SILENCE_S, lambda context: nullcontext())
         drafting_pb2_grpc.add_DraftingServiceServicer_to_server(servicer, server)
         self._servers.listening[self.name] = server
         # Not one of the class: its end would have to be awaited.
@@ -270,7 +271,7 @@ class RetrievalMachine(Component):
         await self.service.start()
         server: Any = Server(self.process)
         retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(
-            _RetrievalServicer(self.service, lambda context: None), server
+            _RetrievalServicer(self.service, lambda context: nullcontext()), server
         )
         self._servers.listening[self.name] = server
 

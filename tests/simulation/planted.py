@@ -13,7 +13,7 @@ from services.access.key_records import KeyRecord
 from services.access.key_use import KeyUse
 from services.router import migration
 from services.verifier.changing.reloading import Reloading
-from services.verifier.engine import forgetting, verify
+from services.verifier.engine import forgetting, treed, verify
 from services.verifier.engine.admission import Admission
 from services.verifier.engine.fair_queue import FairQueue
 from services.verifier.engine.identity import Identity
@@ -86,7 +86,11 @@ def _drafted_token_believed() -> Iterator[None]:
         return walk(tree, lambda node: tree.tokens[0] if node < 0 and len(tree) == 1 else choose_at(node), stop)
 
     # What is compiled stands for the walk where it can.
-    with patch.object(acceptance, "walk", believing), patch.object(verify, "walk_together", lambda *_: None):
+    with (
+        patch.object(acceptance, "walk", believing),
+        patch.object(verify, "walk_together", lambda *_: None),
+        patch.object(treed, "walk_together", lambda *_: None),
+    ):
         yield
 
 

@@ -47,8 +47,11 @@ def quiet() -> Iterator[None]:
 
 
 def test_the_first_seeds() -> None:
-    failed = {seed: found for seed in range(1, _FEW + 1) if (found := happened(schedule_of(seed)).problems)}
-    assert not failed
+    found = {seed: happened(schedule_of(seed)) for seed in range(1, _FEW + 1)}
+    assert not {seed: each.problems for seed, each in found.items() if each.problems}
+    # Drafts come and go: where none did, nothing that they could break was looked at.
+    fired = sum((Counter(each.fired) for each in found.values()), Counter[str]())
+    assert [point for point in POINTS if point.startswith("drafts: ") and not fired[point]] == []
 
 
 @pytest.mark.parametrize("line", [line for line in _KEPT.read_text().splitlines() if not line.startswith("#")])

@@ -104,3 +104,16 @@ def test_what_the_assistant_thought_said_and_called_is_one_message() -> None:
         ChatMessage(role="user", content="f"),
     )
     assert json.loads(asked.context) == [*before, *items]
+    for field, own in (
+        ("messages[0].content", "instructions"),
+        ("messages[1].content", "previous_response_id"),
+        ("messages[2].content[1].text", "input[0].content[1].text"),
+        ("messages[3].reasoning_content", "input[1].content"),
+        ("messages[3].content", "input[2].content"),
+        ("messages[3].tool_calls[1].function.arguments", "input[4].arguments"),
+        ("messages[3].tool_calls[1].id", "input[4].call_id"),
+        ("messages[4].content", "input[5].output"),
+        ("messages[4].tool_call_id", "input[5].call_id"),
+        ("messages[6].reasoning_content", "input[7].summary"),
+    ):
+        assert asked.names.of(field) == own

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.types import SamplingParams, SpeculationStats
+from speculation.types import Features, SamplingParams, SpeculationStats, StructuredOutputs
 
 BAD: list[tuple[str, object]] = [
     ("temperature", -0.1),
@@ -64,6 +66,25 @@ GOOD: list[tuple[str, object]] = [
 def test_values_at_a_bound_are_taken() -> None:
     for field, value in GOOD:
         assert getattr(SamplingParams(**{field: value}), field) == value  # type: ignore[arg-type]
+
+
+def test_a_grammar_may_be_as_long_as_it_may() -> None:
+    most = limits.MAX_GRAMMAR_CHARACTERS
+    assert len(StructuredOutputs(kind="regex", text="a" * most).text) == most
+    with pytest.raises(InvalidArgument) as caught:
+        StructuredOutputs(kind="regex", text="a" * (most + 1))
+    assert caught.value.field == "structured_outputs.regex"
+
+
+def test_parts_of_hidden_states_are_their_bytes() -> None:
+    states = Features(data=bytes(range(12)), rows=2, width=3, dtype="float16", start=4, layers=(1, 5, -1))
+    some = states.of_layers((-1, 1))
+    assert (some.data, some.width, some.layers, some.rows) == (bytes([4, 5, 0, 1, 10, 11, 6, 7]), 2, (-1, 1), 2)
+    assert states.of_layers((1, 5, -1)) is states
+    whole = replace(states, data=states.data[:6], rows=1).followed_by(
+        [replace(states, data=states.data[6:], rows=1, start=5)]
+    )
+    assert whole == states and states.followed_by([]) is states
 
 
 def test_statistics_follow_vllms_definitions() -> None:
