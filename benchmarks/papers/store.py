@@ -68,8 +68,8 @@ def _check(folder: Path, run: Mapping[str, Any], identity: Mapping[str, Any]) ->
         if run.get(key) != value:
             theirs, ours = spelled(run.get(key)), spelled(value)
             raise ConfigurationError(
-                f"it holds a run with {key} {theirs}, and this one has {ours}: name another folder, or go on with the options "
-                "of that run",
+                f"it holds a run with {key} {theirs}, and this one has {ours}: name another folder, or go on with the "
+                "options of that run",
                 field="--out",
                 verb="",
                 value=folder,
