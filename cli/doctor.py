@@ -182,7 +182,7 @@ def _model(name: str, settings: Settings) -> Iterator[Finding]:
 
 
 def _memory(name: str, settings: Settings) -> Iterator[Finding]:
-    unchecked = preflight(settings.model_copy(update={"server": _anywhere(settings)}), here=ray_is_here())
+    unchecked = preflight(_anywhere(settings), here=ray_is_here())
     found = f"{free_memory() / _GIB:.1f} GiB free"
     if unchecked:
         yield Finding(check=name, status="warn", found=f"{found}; not checked: {'; '.join(unchecked)}")
@@ -295,9 +295,12 @@ def _unsynchronised() -> bool:
     return state == 5
 
 
-def _anywhere(settings: Settings) -> object:
-    """The server's settings with free ports: taken ones are found by a check of their own."""
-    return settings.server.model_copy(update={"port": 0, "ops_port": None})
+def _anywhere(settings: Settings) -> Settings:
+    """The settings with free ports, which one router alone can have: taken ones are found by a check of their own."""
+    http = None if settings.server.http_port is None else 0
+    server = settings.server.model_copy(update={"port": 0, "http_port": http, "ops_port": None})
+    router = settings.router.model_copy(update={"replicas": 1, "autoscaling": None})
+    return settings.model_copy(update={"server": server, "router": router})
 
 
 CHECKS: dict[str, Callable[[str, Settings], Iterator[Finding]]] = {

@@ -55,7 +55,7 @@ from cli.options import (
 from cli.other_servers import SettingsCommand
 from cli.printed_answer import print_answer
 from cluster.process.starting import begin_starting
-from cluster.process.terminal import end_with, prepare_streams, stderr
+from cluster.process.terminal import end_with, prepare_streams
 from services.logs.clean import clean_logs
 from speculation.errors import ConfigurationError
 
@@ -115,22 +115,19 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over gRPC and HTTP until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
-    from cluster.checks.host import idle_gpus, without_kernels
+    from cli.start_remarks import say_what_is_idle, say_what_lacks
     from cluster.entry.public import how_to_try
     from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
-    from cluster.ray.address import ray_is_here
     from cluster.service import serving, wait_for_interrupt
     from cluster.settings.component_configs import http_config
 
     stop_on_signals(STOPPED_AT_ONCE)
     named = {"model": model, "server.host": host, "server.port": port, "cluster.name": name}
     loaded = settings_of(config, settings, **named)
-    if (in_process or ray_is_here()) and (idle := idle_gpus(loaded.verifier.device)):
-        stderr().print(idle, markup=False, highlight=False, soft_wrap=True)
+    say_what_is_idle(loaded, in_process)
     with serving(loaded, in_process=in_process, verbose=verbose) as addresses:
         ready = f"Outrider serves {loaded.model} at {addresses.grpc} (Ctrl-C stops it)"
-        if in_process and (lacking := without_kernels(loaded.verifier.device, loaded.verifier.kernels)):
-            stderr().print(lacking, markup=False, highlight=False, soft_wrap=True)
+        say_what_lacks(loaded, in_process)
         if addresses.http is not None and (http := http_config(loaded)) is not None:
             ready += f"\n{how_to_try(addresses.http, needs_key=http.public.asks_for_keys, page=http.page)}"
         wait_for_interrupt(ready)
@@ -355,8 +352,6 @@ def _options(**given: Any) -> Options:
 
 def main() -> None:
     """Run the command line. A mistake of the user prints one line on stderr and exits with 2, a failure with 1."""
-    # gRPC's own lines about each attempt would stand before the one that says what is wrong.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     begin_starting()
     prepare_streams()
     clean_logs()

@@ -336,9 +336,10 @@ def export(
 ) -> None:
     """Write a trained drafter: safetensors and config.json as EAGLE, EAGLE-3, DSpark, Medusa and transformers have them, and
     training.json."""
-    from training.export import export_run
+    from training.export import check_new_folder, export_run
     from training.snapshots import find_snapshot, run_of
 
+    check_new_folder(out)
     target = _target(model or writer_of(run_of(find_snapshot(run_folder))))
     snapshot = export_run(run_folder, target, out, dtype, own_weights=own_weights, layout=layout)
     stdout().print(f"{out}: {snapshot.name} of {snapshot.parent}", soft_wrap=True)

@@ -68,6 +68,16 @@ def _shared_modules(model: PreTrainedModel, recipe: LayersRecipe) -> Iterator[tu
             )
 
 
+def check_new_folder(out: Path) -> None:
+    """Check that nothing lies where a drafter is to be written.
+
+    Raises:
+        ConfigurationError: something does.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ConfigurationError("holds other things; name a new folder", field="--out", verb="", value=out)
+
+
 Dtype = Literal["bfloat16", "float16", "float32", "int8"]
 EVALUATION = "evaluation.json"
 
@@ -100,8 +110,7 @@ def export_run(
             kind than ``own_weights`` or ``layout`` is for.
         OSError: a file cannot be written; nothing of ``out`` stays.
     """
-    if out.exists() and any(out.iterdir()):
-        raise ConfigurationError("holds other things; name a new folder", field="--out", verb="", value=out)
+    check_new_folder(out)
     snapshot = find_snapshot(folder)
     run = run_of(snapshot)
     state, tensors, _ = read_snapshot(snapshot)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.model_files.folder import one_line
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, spelled
 from speculation.files import write_whole
 
 RUN = "run.json"
@@ -66,9 +66,10 @@ def _check(folder: Path, run: Mapping[str, Any], identity: Mapping[str, Any]) ->
     # As it comes back from the file.
     for key, value in json.loads(json.dumps(identity)).items():
         if run.get(key) != value:
+            theirs, ours = spelled(run.get(key)), spelled(value)
             raise ConfigurationError(
-                f"it holds a run with {key} {run.get(key)}, and this one has {value}: name another folder, or go on with "
-                "the options of that run",
+                f"it holds a run with {key} {theirs}, and this one has {ours}: name another folder, or go on with the "
+                "options of that run",
                 field="--out",
                 verb="",
                 value=folder,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 def prepare_streams() -> None:
     """Make stdout and stderr take any text: an encoding without a character writes its number, a closed stream nothing."""
+    # gRPC's own lines about each attempt would stand before the one that says what is wrong.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

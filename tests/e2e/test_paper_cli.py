@@ -78,8 +78,8 @@ def test_spectra(
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "run" / "units").iterdir()} == before
     assert run_here("paper", "spectra", *run, "--seed", "2") == 2
     assert "seed 1, and this one has 2" in capsys.readouterr().err
-    assert run_here("paper", "spectra", *run, "--set", "verifier.threads=1") == 2
-    assert "settings None, and this one has ['verifier.threads=1']" in " ".join(capsys.readouterr().err.split())
+    assert run_here("paper", "spectra", *run, "--set", "drafter.suffix_max_tokens=5000") == 2
+    assert "settings null, and this one has ['drafter.suffix_max_tokens=5000']" in " ".join(capsys.readouterr().err.split())
     assert run_here("paper", "spectra", *run, "--index", str(corpus)) == 2
     assert "--corpus" in capsys.readouterr().err
     page = tmp_path / "papers.md"

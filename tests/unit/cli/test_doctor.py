@@ -122,6 +122,13 @@ def test_a_start_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert host.without_kernels("cpu", "auto") == ""
 
 
+@pytest.mark.parametrize("flag", ["server.port=PORT", "server.http_port=PORT", "server.ops_port=PORT", "router.replicas=2"])
+def test_ports_are_no_matter_of_memory(flag: str, tiny_model: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = str(taken.getsockname()[1])
+        assert only("memory", flag.replace("PORT", port), f"model={tiny_model}").status == "ok"
+
+
 def test_what_does_not_answer_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
     monkeypatch.setattr(doctor_checks, "_KERNELS", "print('2.13.0 avx2')")
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
