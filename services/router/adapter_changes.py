@@ -38,7 +38,7 @@ class AdapterChanges:
         """Take a step, or go back where not all verifiers can."""
         try:
             await self._verifier.adapt(order)
-        except BaseException:
+        except (Exception, asyncio.CancelledError):
             try:
                 # Also of one who has gone, and whose server stops.
                 await to_the_end(asyncio.create_task(self._verifier.adapt(replace(order, step=back))))

@@ -43,7 +43,7 @@ class Pauses:
         self._known.add(pause_id)
         try:
             await self._order("hold", pause_id, waits_s)
-        except BaseException:
+        except (Exception, asyncio.CancelledError):
             # Also where nobody waits for it any more, and not even for this.
             try:
                 await to_the_end(asyncio.create_task(self.resume()))

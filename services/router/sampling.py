@@ -34,7 +34,7 @@ def complete_sampling(
         InvalidArgument: the answer does not fit into the context, or the model has no such token; names the field.
     """
     # Before each choice takes a list to a verifier that is longer than its vocabulary.
-    if (greatest := max(asked.allowed_token_ids, default=0)) >= card.vocab_size:
+    if 0 < card.vocab_size <= (greatest := max(asked.allowed_token_ids, default=0)):
         raise InvalidArgument("allowed_token_ids", greatest, f"token ids below {card.vocab_size}")
     defaults = SamplingDefaults() if asked.ignore_generation_config else card.defaults
     room = room_behind(prompt_length, card.max_model_len)

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -114,6 +115,8 @@ def test_allowed_tokens_outside_the_vocabulary_reach_none() -> None:
     with refuses(InvalidArgument, field="allowed_token_ids", value=12):
         complete_sampling(RequestedSampling(allowed_token_ids=(5, *range(10, 13))), card, 3)
     assert complete_sampling(RequestedSampling(allowed_token_ids=(5, 9)), card, 3).allowed_token_ids == (5, 9)
+    # `outrider plan --explain` may know of no vocabulary.
+    assert complete_sampling(RequestedSampling(), replace(card, vocab_size=0), 3).allowed_token_ids == ()
 
 
 def test_many_calls_become_text_in_a_time_that_grows_as_they_do() -> None:
