@@ -71,7 +71,7 @@ class Arriving(H11Protocol):
         super().data_received(data)
         if self.cycle is not asked and self.loop.time() > self._grows_old:
             # As if the client had asked for it: the answer says that the connection ends with it.
-            self.scope["headers"].append(_CLOSE)
+            self.scope["headers"] = [*self.scope["headers"], _CLOSE]
         self._watch()
 
     @override

@@ -43,7 +43,7 @@ def read_continue(body: dict[str, Any]) -> tuple[Asked, Chosen]:
     given = _read(ContinueBody, body)
     with continue_names():
         form = {} if given.json_schema is None else {"structured_outputs": {"json": given.json_schema}}
-        asked = replace(_asked(given, prompt=given.prompt, **form), form_field="json_schema" if form else None)
+        asked = replace(_asked(given, prompt=given.prompt, **form), form_field="json_schema" if form else "")
     return asked, _chosen(given)
 
 
