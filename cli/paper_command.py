@@ -304,6 +304,7 @@ def _measure(name: str, options: _Options, indexes: NamedIndexes | None = None, 
 
 def _identity(name: str, options: _Options, bench: Workbench) -> dict[str, Any]:
     """All that a result depends on besides the code."""
+    from benchmarks.bench.environment import without_passwords
     from retrieval_index.manifest import read_manifest
     from services.machine.processor import cores, processor
     from services.model_files.folder import model_fingerprint
@@ -327,7 +328,7 @@ def _identity(name: str, options: _Options, bench: Workbench) -> dict[str, Any]:
         "instructions": instructions(),
         "threads": config.settings.verifier.threads or cores(),
         # What is as usual is not there, as in folders of older versions.
-        "settings": sorted(options.settings) or None,
+        "settings": sorted(map(without_passwords, options.settings)) or None,
         **where_computed(config.settings),
         "classifier": _digest(bench.classifier if name == "disco" else None),
         "drafters": {name: model_fingerprint(each.folder)[:16] for name, each in sorted(bench.checkpoints.items())},

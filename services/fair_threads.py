@@ -1,7 +1,8 @@
-"""Threads for work on requests' texts. Further work waits, each tenant's in order, and is skipped if its caller has gone.
+"""Threads for work on requests, which takes turns. Further work waits, each tenant's in order, and is skipped if its caller
+has gone.
 
-Texts are tokenised so, and grammars compiled. Callers bound how many may wait (``server.max_concurrent_requests``), since
-they hold the texts already.
+Texts are tokenised so, and grammars compiled. Callers bound how much may wait (``server.max_concurrent_requests``), since
+they hold the texts and grammars already.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class _Tenant:
-    """Who waits, with the characters of each one's text; how many of its texts have a thread, and what it has had so far."""
+    """Who waits, with the size of each one's work; how much of its work has a thread, and what it has had so far."""
 
     waiting: deque[tuple[asyncio.Future[None], int]] = field(default_factory=deque)
     running: int = 0
@@ -32,12 +33,12 @@ class FairThreads:
     """A small pool of threads. What is cancelled before its turn is never begun.
 
     Work on a long text takes time; in a thread, it does not delay other requests. What has begun cannot be stopped, so no
-    tenant has the last thread: one is always left to the others. While texts wait, the next one is that of the tenant that
-    has had the fewest characters, so that nobody's texts keep those of others out.
+    tenant has the last thread: one is always left to the others. While work waits, the next is that of the tenant that has
+    had the least, so that nobody's keeps that of others out.
 
     Args:
         name: of the threads.
-        threads: texts at once, at most one fewer of one tenant (of a single thread: that one).
+        threads: pieces of work at once, at most one fewer of one tenant (of a single thread: that one).
     """
 
     def __init__(self, name: str, threads: int) -> None:
@@ -45,21 +46,22 @@ class FairThreads:
         self._stopped = False
         self._free = threads
         self._most_of_one = max(1, threads - 1)
-        # Who has texts here, running or waiting.
+        # Who has work here, running or waiting.
         self._of: dict[str, _Tenant] = {}
 
-    async def run(self, work: Callable[[], _Result], characters: int, tenant: str | None = None) -> _Result:
-        """The result of ``work`` on a text of so many characters.
+    async def run(self, work: Callable[[], _Result], size: int, tenant: str | None = None) -> _Result:
+        """The result of ``work``.
 
         Args:
-            tenant: whose text it is; None: not known.
+            size: how much it is beside other work here, such as the characters of a text.
+            tenant: whose it is; None: not known.
 
         Raises:
             ResourceExhausted: the machine has no thread for it.
             NotBegun: the threads were stopped before its turn.
         """
         name = tenant or ""
-        await self._turn(name, characters)
+        await self._turn(name, size)
         try:
             running = may_be_left(asyncio.get_running_loop().run_in_executor(self._threads, work))
         except RuntimeError as error:
@@ -67,7 +69,7 @@ class FairThreads:
             self._end(name)
             if self._stopped:
                 raise NotBegun("it is being stopped") from error
-            raise ResourceExhausted(f"no thread can be started for the text ({error}); try again") from error
+            raise ResourceExhausted(f"no thread can be started ({error}); try again") from error
         # Also of a caller that has gone: its thread is taken until the work ends.
         running.add_done_callback(lambda _: self._end(name))
         return await asyncio.shield(running)
@@ -77,13 +79,13 @@ class FairThreads:
         self._stopped = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _turn(self, name: str, characters: int) -> None:
+    async def _turn(self, name: str, size: int) -> None:
         known = self._of.get(name)
         if known is None:
             # One that comes now has had as much as the one that has had least.
             known = self._of[name] = _Tenant(taken=min((each.taken for each in self._of.values()), default=0))
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        known.waiting.append((mine, characters))
+        known.waiting.append((mine, size))
         self._pass_on()
         try:
             await mine
@@ -101,15 +103,15 @@ class FairThreads:
             if not may:
                 return
             state = min(may, key=lambda each: each.taken)
-            mine, characters = state.waiting.popleft()
+            mine, size = state.waiting.popleft()
             if not mine.done():
                 self._free -= 1
                 state.running += 1
-                state.taken += characters
+                state.taken += size
                 mine.set_result(None)
 
     def _end(self, name: str) -> None:
-        """A text that had a thread needs it no more."""
+        """Work that had a thread needs it no more."""
         self._free += 1
         self._of[name].running -= 1
         self._pass_on()

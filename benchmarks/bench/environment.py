@@ -17,7 +17,8 @@ import psutil
 from services.machine.processor import cores, processor
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PASSWORD = re.compile(r"(://[^/\s:]*:)[^/\s]+@")
+# Of a URL, escaped or not: before its host, or among what follows a question mark.
+_PASSWORDS = (re.compile(r"(://[^/\s:]*:).+@", re.DOTALL), re.compile(r"([?&]\w*password=)[^&]+"))
 
 
 def describe(threads: int) -> dict[str, Any]:
@@ -37,8 +38,17 @@ def describe(threads: int) -> dict[str, Any]:
 
 
 def typed() -> str:
-    """The command, without passwords in URLs: results are passed on. Other secrets no command line may hold."""
-    return shlex.join(["outrider", *(_PASSWORD.sub(r"\1...@", argument) for argument in sys.argv[1:])])
+    """The command, without passwords in URLs."""
+    return shlex.join(["outrider", *map(without_passwords, sys.argv[1:])])
+
+
+def without_passwords(argument: str) -> str:
+    """What was typed, or what a file holds of it, without passwords in URLs: results are passed on.
+
+    Settings that are a secret and nothing else are refused where they are typed (``cluster.settings.config``).
+    """
+    in_host, in_query = _PASSWORDS
+    return in_query.sub(r"\1...", in_host.sub(r"\1...@", argument))
 
 
 def commit() -> str | None:

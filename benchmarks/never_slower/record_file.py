@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.bench.results import RESULTS
 from benchmarks.never_slower.cells import LoadTurn
 from services.model_files.folder import one_line
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, spelled
 from speculation.files import write_whole
 
 FORMAT = 1
@@ -18,6 +18,8 @@ KIND = "never-slower"
 _SAME_PLACE = ("commit", "processor", "cores", "gpus", "threads")
 # What may differ: a run may go on with more repeats or another part of the grid.
 _FREE = ("command", "repeats", "on", "prompt_counts")
+# Of the router, which a record does not have: it is passed on. Those of older versions may have them.
+PASSWORDS = {"learning_redis_url", "learning_redis_password"}
 
 Record = Mapping[str, Any]
 
@@ -68,15 +70,27 @@ def check_same(earlier: Record, now: Record) -> None:
     """Raises:
     ConfigurationError: the two records must not be mixed; names all that differs.
     """
+    before, after = _fields(earlier["settings"]), _fields(now["settings"])
     apart = [
-        f"{key} was {earlier['settings'].get(key)} and is {value}"
-        for key, value in now["settings"].items()
-        if key not in _FREE and earlier["settings"].get(key) != value
+        f"{key} was {spelled(before.get(key))} and is {spelled(after.get(key))}"
+        for key in dict.fromkeys((*after, *before))
+        if key.partition(".")[0] not in _FREE and before.get(key) != after.get(key)
     ]
     apart += [
-        f"{key} was {earlier['environment'].get(key)} and is {now['environment'].get(key)}"
+        f"{key} was {spelled(earlier['environment'].get(key))} and is {spelled(now['environment'].get(key))}"
         for key in _SAME_PLACE
         if earlier["environment"].get(key) != now["environment"].get(key)
     ]
     if apart:
         raise ConfigurationError(f"--resume: the earlier run is not of the same kind: {'; '.join(apart)}", about="--resume")
+
+
+def _fields(settings: Record, section: str = "") -> dict[str, Any]:
+    """The fields of a record's settings by their whole names, without passwords."""
+    found = dict[str, Any]()
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= _fields(value, f"{section}{key}.")
+        elif key not in PASSWORDS:
+            found[f"{section}{key}"] = value
+    return found

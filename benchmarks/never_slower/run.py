@@ -21,7 +21,7 @@ from benchmarks.never_slower.cells import LONG, PLAIN, SHORT, GridCell, LoadTurn
 from benchmarks.never_slower.kinds import PromptPool
 from benchmarks.never_slower.load import answer_all, client_of
 from benchmarks.never_slower.own_service import OwnService
-from benchmarks.never_slower.record_file import FORMAT, KIND, check_same, read_record, turns_of, write_record
+from benchmarks.never_slower.record_file import FORMAT, KIND, PASSWORDS, check_same, read_record, turns_of, write_record
 from benchmarks.never_slower.requests import RequestLimits, RoundRequests
 from benchmarks.never_slower.rounds import measure_round
 from benchmarks.never_slower.turns import Contestants, OneService, OwnServices, RoundPlan
@@ -36,8 +36,6 @@ from services.router.tokens import Tokens
 # Around each turn: emptying the server's memory, the first answers, comparing.
 _OVERHEAD_S = 2.5
 _WARM_UP_REQUESTS = 4
-# Of the router, which the record does not have: it is passed on.
-_PASSWORDS = {"learning_redis_url", "learning_redis_password"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +136,7 @@ class NeverSlowerRun:
                 "model": self._model.name,
                 "dtype": self._settings.verifier.dtype,
                 "served": self._settings.model_dump(
-                    mode="json", include={"verifier", "drafter", "router"}, exclude={"router": _PASSWORDS}
+                    mode="json", include={"verifier", "drafter", "router"}, exclude={"router": PASSWORDS}
                 ),
                 "prompts": config.source,
                 "prompts_digest": digest,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bench.environment import without_passwords
 from services.model_files.folder import one_line
 from speculation.errors import ConfigurationError, spelled
 from speculation.files import write_whole
@@ -66,10 +67,11 @@ def _check(folder: Path, run: Mapping[str, Any], identity: Mapping[str, Any]) ->
     # As it comes back from the file.
     for key, value in json.loads(json.dumps(identity)).items():
         if run.get(key) != value:
-            theirs, ours = spelled(run.get(key)), spelled(value)
+            # Folders of older versions may hold passwords.
+            earlier = without_passwords(spelled(run.get(key)))
             raise ConfigurationError(
-                f"it holds a run with {key} {theirs}, and this one has {ours}: name another folder, or go on with the "
-                "options of that run",
+                f"it holds a run with {key} {earlier}, and this one has {spelled(value)}: name another folder, or go on "
+                "with the options of that run",
                 field="--out",
                 verb="",
                 value=folder,

@@ -17,7 +17,7 @@ from services.verifier.changing import reloading
 from services.verifier.model.new_weights import NewWeights
 from services.verifier.stages import split_weights
 from services.verifier.stages.split_weights import StageWeights
-from speculation.errors import TargetLost
+from speculation.errors import TargetLost, Unavailable
 from speculation.reloads import ReloadOrder
 from tests.running.patience import PATIENCE_S
 from tests.servers.service import pipeline
@@ -147,6 +147,22 @@ async def test_weights_are_read_once_the_memory_of_those_before_is_given_back(
         await another
         assert len(read) == 2
         await running.verifier.reload(replace(order, reload_id="another", step="undo"))
+
+
+async def test_where_no_thread_can_be_started_weights_may_be_read_later(
+    versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with pipeline(versions.folder / "a", flag(versions)) as running:
+        order = order_for(versions.folder / "b")
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_left)
+            with pytest.raises(Unavailable, match="no thread can be started to read the weights"):
+                await running.verifier.reload(order)
+        assert await running.verifier.reload(order)
+        await running.verifier.reload(replace(order, step="undo"))
 
 
 async def test_memory_is_given_back_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "cut off": _cut_off,
     "half of it has arrived": lambda folder: (folder / FILE).unlink(),
     "another configuration": _in_json("config.json", rope_parameters={"rope_type": "default", "rope_theta": 5000.0}),
+    "another flag": _in_json("config.json", return_dict=False),
     "other ends of text": _in_json("generation_config.json", eos_token_id=7),
     "another tokenizer": _another_tokenizer,
     "a file that lies elsewhere": _leads_out,

@@ -81,8 +81,8 @@ class SharedAnswers:
         if now >= known.asked_s + _EVERY_S and self._calls < _MOST_CALLS:
             known.asked_s = now
             self._call(known, self._recall(session, session.tenant, known))
-        # One with calls under way stays: who forgets the tenant must find them.
-        idle = [tenant for tenant, each in self._tenants.items() if not each.calls]
+        # One with calls under way stays: who forgets the tenant must find them. And the one that has just begun does.
+        idle = [tenant for tenant, each in self._tenants.items() if not each.calls and tenant != session.tenant]
         for tenant in idle[: max(0, len(self._tenants) - _MOST_TENANTS)]:
             del self._tenants[tenant]
 

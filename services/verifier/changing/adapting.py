@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 from services.abandoned import to_the_end
+from services.verifier.changing.own_thread import in_own_thread
 from services.verifier.engine.identity import check_begun, with_adapter
 from services.verifier.loading.allowed_folder import allowed_folder
 from services.verifier.model.target import TransformersTarget
@@ -109,13 +109,10 @@ class Adapting:
                 raise Unavailable(f"the order to load the adapter {order.name} was taken back")
             if order.name not in self._target.adapters:
                 self._loaded_by[order.name] = order.order_id
-            # A thread of its own, since torch's threads in it go with it.
-            reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter")
             try:
                 # Whoever stops to wait has it undone, which must find what was loaded.
-                digest = await to_the_end(asyncio.get_running_loop().run_in_executor(reader, load))
+                digest = await to_the_end(in_own_thread(load, "adapter"))
             finally:
-                reader.shutdown(wait=False)
                 if order.order_id in self._taken_back:
                     self._undo(order)
         # Whoever closed it may be gone.

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from services.abandoned import to_the_end
+from services.verifier.changing.own_thread import in_own_thread
 from services.verifier.config import TargetConfig
 from services.verifier.engine.identity import Identity
 from services.verifier.engine.loop import DecodingLoop
@@ -173,7 +174,7 @@ class Reloading:
                 # The new ones may need the memory.
                 await asyncio.wait([self._dropping])
             # Not beside the next one, should whoever has asked for this one have gone.
-            work = asyncio.create_task(asyncio.to_thread(loaded))
+            work = in_own_thread(loaded, "weights")
             try:
                 weights, arithmetic = await to_the_end(work)
             except asyncio.CancelledError:

@@ -67,6 +67,8 @@ class CompiledGrammars:
 
         Raises:
             InvalidArgument: it cannot be honoured.
+            ResourceExhausted: the machine has no thread to compile it in.
+            NotBegun: the thread was stopped before its turn.
             Internal: it forbids what is committed.
         """
         structured = params.structured_outputs

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from services.model_files.folder import read_json
 from services.model_files.known_types import known_types, transformers_version
 from services.model_files.weights.quantised.method import read_format
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, quoted
 
 Config = Mapping[str, Any]
 
@@ -99,7 +99,7 @@ class _Fault(NamedTuple):
 
 
 def _wrong(field: str, value: object, allowed: str) -> _Fault:
-    return _Fault(field, value, f"{field} is {str(value)[:40]!r} in config.json: must be {allowed}")
+    return _Fault(field, value, f"{field} is {quoted(value)[:40]} in config.json: must be {allowed}")
 
 
 def _parts(config: Config) -> Iterator[tuple[str, Config]]:

@@ -8,7 +8,7 @@ from services.model_files.folder import known_tokenizer
 from services.model_files.generation_config import FILE, GenerationConfig, read_generation_config
 from services.verifier.config import TargetConfig
 from services.verifier.loading.model_config import check_files, read_config
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, spelled
 
 # What config.json says of who wrote it, and of how it was stored.
 _OF_THE_FILE = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
@@ -52,7 +52,7 @@ def check_replaceable(config: TargetConfig, served: TargetConfig, generation: Ge
             raise ConfigurationError(
                 field=name,
                 value=found.get(name, "unset"),
-                allowed=f"{wanted.get(name, 'unset')}, as of the model that is served",
+                allowed=f"{spelled(wanted.get(name, 'unset'))}, as of the model that is served",
                 place=folder / "config.json",
             )
     if (folder / "tokenizer.json").is_file() and known_tokenizer(folder) != known_tokenizer(own):

@@ -201,6 +201,12 @@ def test_a_record_is_read_as_it_was_written_and_not_mixed_with_another(tmp_path:
     check_same(found, {**record, "settings": {"seconds": 6.0, "repeats": 3}})
     with pytest.raises(ConfigurationError, match=r"seconds was 6.0 and is 8.0; commit was a and is b"):
         check_same(found, {**record, "settings": {"seconds": 8.0}, "environment": {"commit": "b", "cores": 2}})
+    # As older versions have written them.
+    router = {"acceptance": "walk", "learning_redis_url": "redis://a:secret@b", "learning_redis_password": "secret"}
+    older = {**record, "settings": {"seconds": 6.0, "served": {"router": router}}}
+    check_same(older, {**record, "settings": {"seconds": 6.0, "served": {"router": {"acceptance": "walk"}}}})
+    with pytest.raises(ConfigurationError, match=r"kind: served.router.acceptance was walk and is rejection$"):
+        check_same(older, {**record, "settings": {"seconds": 6.0, "served": {"router": {"acceptance": "rejection"}}}})
     with pytest.raises(ConfigurationError, match="damaged"):
         turns_of({"turns": [{"cell": {}}]})
     (tmp_path / "results.json").write_text('{"format": 2}')

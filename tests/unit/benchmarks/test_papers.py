@@ -120,6 +120,10 @@ def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
     folder(tmp_path)
     with refuses(ConfigurationError, field="--out", value=tmp_path, says="seed 1, and this one has 2"):
         folder(tmp_path, seed=2)
+    (tmp_path / "older").mkdir()
+    (tmp_path / "older" / "run.json").write_text('{"settings": ["retrieval.redis_url=redis://reader:secret@here"]}')
+    with refuses(ConfigurationError, field="--out", value="older", says="redis://reader:...@here'], and this one has null"):
+        PaperFolder(tmp_path / "older", {"settings": None}, TOLD)
     (tmp_path / "file").write_text("")
     with refuses(ConfigurationError, field="--out", value="file"):
         folder(tmp_path / "file")

@@ -27,7 +27,7 @@ def changed(target: Path, folder: Path, change: Callable[[Path], object]) -> Pat
 def test_folders_that_hold_no_draft_model_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     with refuses(ConfigurationError, field="drafter.models", value="no weights of draft_model"):
         make(DrafterConfig())
-    assert "trained.target is None" in refused(None, tiny_model)
+    assert "trained.target is null" in refused(None, tiny_model)
     assert "must be a folder" in refused(tiny_model, tmp_path / "absent")
 
     def pickled(folder: Path) -> None:

@@ -103,6 +103,10 @@ def test_another_target_is_refused(models: tuple[Path, Path, Path], tmp_path: Pa
     wide = make_tiny_model(tmp_path / "wide", hidden_size=128)
     with refuses(ConfigurationError, field="hidden_size", value=64, allowed="128, the target's"):
         inspect(own, wide)
+    unsaid = json.loads((wide / "config.json").read_text()) | {"hidden_size": None}
+    (wide / "config.json").write_text(json.dumps(unsaid))
+    with refuses(ConfigurationError, field="hidden_size", value=64, allowed="null, the target's"):
+        inspect(own, wide)
     assert "another target" in refused(wide, own)
 
 

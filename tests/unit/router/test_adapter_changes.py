@@ -47,6 +47,10 @@ class Adapters:
         del self.adapters[name]
 
 
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 class Verifier:
     """The part of a verifier that adapters come and go at."""
 
@@ -148,6 +152,16 @@ async def test_one_that_is_taken_back_while_a_verifier_elsewhere_reads_it_is_not
     # It counts for that order alone.
     await only.adapt(replace(first, order_id="third"))
     assert only.target.adapters == {"first": "d"}
+
+
+async def test_where_no_thread_can_be_started_it_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    only = Verifier(Adapters())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(Unavailable, match="no thread can be started to read the adapter"):
+            await only.adapt(order_to_load(ONE))
+    assert only.target.adapters == {}
+    assert await only.adapt(order_to_load(ONE)) == "d"
 
 
 async def test_who_leaves_while_it_is_dropped_leaves_it_nowhere() -> None:

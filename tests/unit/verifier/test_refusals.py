@@ -92,6 +92,7 @@ def config_of(model: Path, **settings: Any) -> TargetConfig:
         ({"rope_scaling": {"rope_type": "longrope"}}, ("rope_scaling", "{'rope_type': 'longrope'}")),
         ({"rope_parameters": 1}, ("rope_parameters", 1)),
         ({"hidden_size": 0}, ("hidden_size", 0)),
+        ({"hidden_size": False}, ("hidden_size", False, "hidden_size is false in config.json")),
         ({"vocab_size": -1}, ("vocab_size", -1)),
         ({"num_attention_heads": "4"}, ("num_attention_heads", 4, "num_attention_heads is '4' in config.json")),
         (

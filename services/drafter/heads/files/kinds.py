@@ -25,7 +25,7 @@ from services.model_files.folder import read_json, reading, text_config
 from services.model_files.peft_config import CONFIG as PEFT_CONFIG
 from services.model_files.weights.headers import read_shapes
 from services.model_files.weights.shared import SharedWeights, read_shared
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, spelled
 
 # Parts that a head of hidden states has and a language model has not.
 _OF_HEADS = ("fc.", "fusion_fc.", "midlayer.", "layers.0.hidden_norm.", "blocks.", "medusa_heads.")
@@ -179,7 +179,7 @@ def _sharing(
     for field in ("hidden_size", "vocab_size"):
         if own.get(field) != wanted.get(field):
             raise ConfigurationError(
-                place=folder, field=field, value=own.get(field), allowed=f"{wanted.get(field)}, the target's"
+                place=folder, field=field, value=own.get(field), allowed=f"{spelled(wanted.get(field))}, the target's"
             )
     theirs = read_shapes(target)
     kept = sum(math.prod(theirs[name]) for name in shared.names(shapes, theirs).values())
