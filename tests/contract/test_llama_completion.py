@@ -18,7 +18,7 @@ NEUTRAL: dict[str, Any] = {
     "dynatemp_range": 0, "dynatemp_exponent": 1, "tfs_z": 1, "repeat_penalty": 1, "repeat_last_n": 64, "mirostat": 0,
     "mirostat_tau": 5, "mirostat_eta": 0.1, "grammar": "", "cache_prompt": True, "xtc_probability": 0, "dry_multiplier": 0,
     "n_probs": 0, "return_tokens": False, "min_keep": 0, "n_keep": 0, "lora": [], "id_slot": -1, "timings_per_token": False,
-    "logit_bias": None,
+    "logit_bias": [], "n": 1,
 }  # fmt: skip
 
 
@@ -93,6 +93,10 @@ def test_an_answer_follows_a_schema(both_entries: HttpService) -> None:
         ({"prompt": "x", "json_schema": {"type": "hiccup"}}, "json_schema"),
         ({"prompt": "x", "json_schema": "{}"}, "json_schema"),
         ({"prompt": "x", "logit_bias": [[15043, 1.0]]}, "logit_bias"),
+        ({"prompt": "x", "logit_bias": 0}, "logit_bias"),
+        ({"prompt": "x", "n": 2}, "n"),
+        ({"prompt": "x", "response_fields": ["content"] * 65}, "response_fields"),
+        ({"prompt": "x", "response_fields": ["a" * 129]}, "response_fields"),
         ({"prompt": "x", "input_suffix": "y"}, "input_suffix"),
         ({"prompt": "x", "model": "nobody"}, "model"),
     ],

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -93,6 +94,14 @@ class Endpoints:
         """What ``read`` makes of the body, while its arrival counts for the key."""
         with self._gate.arriving(call.known_caller):
             return await read_body(call.receive, call.headers, self._config.arrives_s, read)
+
+    def counted(self, call: HttpCall, method: str) -> AbstractContextManager[None]:
+        """A call that needs what a generation needs, and writes no tokens.
+
+        Raises:
+            OutriderError: when it is entered: the key may not call, or has called too often.
+        """
+        return self._gate.counted(call.known_caller, method, call.request_id, scope="generate")
 
     async def generate(self, call: HttpCall, asked: Asked, form: Form, method: str) -> None:
         """Answer a request.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -26,6 +26,13 @@ _NAMES = {
     "structured_outputs.json": "json_schema",
 }
 _NAMES_OF_GAPS = {**_NAMES, "prompt": "input_prefix", "suffix": "input_suffix"}
+# Names in response_fields, and characters of one.
+_MOST_FIELDS, _MOST_OF_FIELD = 64, 128
+# What of the fields that only /v1/completions has asks for nothing.
+_NOTHING_ELSEWHERE: dict[str, Callable[[Any], bool]] = {
+    "logit_bias": lambda value: value is False or value in ([], {}),
+    "n": lambda value: type(value) is int and value == 1,
+}
 # Which fields of the answer are told; None: all.
 Chosen = tuple[str, ...] | None
 _BodyT = TypeVar("_BodyT", bound=LlamaBody)
@@ -68,9 +75,15 @@ def _read(kind: type[_BodyT], body: Mapping[str, Any]) -> _BodyT:
     kept = {
         name: value
         for name, value in body.items()
-        if value is not None and (name in kind.model_fields or name not in HINTS or not asks_for_nothing(name, value, ours))
+        if value is not None and (name in kind.model_fields or not _asks_for_nothing(name, value, ours))
     }
     return read_declared(kind, kept, hints=HINTS)
+
+
+def _asks_for_nothing(name: str, value: Any, body: Mapping[str, Any]) -> bool:
+    if name in _NOTHING_ELSEWHERE:
+        return _NOTHING_ELSEWHERE[name](value)
+    return name in HINTS and asks_for_nothing(name, value, body)
 
 
 def _asked(given: LlamaBody, **more: Any) -> Asked:
@@ -93,7 +106,11 @@ def _asked(given: LlamaBody, **more: Any) -> Asked:
 
 def _chosen(given: LlamaBody) -> Chosen:
     # Empty, it is as if it were unset, as at llama-server.
-    return tuple(given.response_fields) if given.response_fields else None
+    if not given.response_fields:
+        return None
+    if len(given.response_fields) > _MOST_FIELDS or any(len(name) > _MOST_OF_FIELD for name in given.response_fields):
+        raise Refused("response_fields", "set", f"at most {_MOST_FIELDS} names of at most {_MOST_OF_FIELD} characters")
+    return tuple(given.response_fields)
 
 
 @contextmanager
