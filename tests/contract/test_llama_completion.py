@@ -64,6 +64,13 @@ def test_what_asks_for_nothing_changes_nothing(both_entries: HttpService) -> Non
     assert sent.headers["x-outrider-ignored"] == "samplers, typical_p"
 
 
+def test_of_how_many_tokens_a_models_own_penalty_counts_is_left_out(both_entries: HttpService) -> None:
+    asked = {"prompt": "the quick", "n_predict": 8, **OWN}
+    sent = post(both_entries, "/completion", **asked, repeat_last_n=64)
+    assert (sent.status_code, sent.headers["x-outrider-ignored"]) == (200, "repeat_last_n"), sent.text
+    assert sent.json()["content"] == post(both_entries, "/completion", **asked).json()["content"]
+
+
 def test_an_answer_follows_a_schema(both_entries: HttpService) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
     answer = post(both_entries, "/completion", prompt="fox", n_predict=60, json_schema=schema, **OWN).json()

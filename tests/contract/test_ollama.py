@@ -121,7 +121,7 @@ def test_what_asks_for_nothing_changes_nothing(both_entries: HttpService) -> Non
     )
     assert sent.status_code == 200, sent.text
     assert sent.json()["message"] == plain.json()["message"]
-    assert sent.headers["x-outrider-ignored"] == "options.typical_p, options.num_ctx"
+    assert sent.headers["x-outrider-ignored"] == "options.typical_p, options.num_ctx, options.repeat_last_n"
     assert "x-outrider-ignored" not in plain.headers
 
 

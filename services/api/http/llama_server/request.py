@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from services.api.http.declared import read_declared
 from services.api.http.llama_server.protocol import HINTS, LEFT_OUT, ContinueBody, InfillBody, LlamaBody
 from services.api.http.openai.completion_request import read_completion
-from services.api.http.openai.errors import Refused, renamed
-from services.api.http.openai.other_servers import asks_for_nothing
+from services.api.http.openai.errors import Refused, renamed, shown
+from services.api.http.openai.other_servers import asks_for_nothing, counts_left_out
 from services.api.http.openai.request import Asked
 from services.api.messages import Infill
 from speculation.errors import InvalidArgument
@@ -47,10 +47,10 @@ def read_continue(body: dict[str, Any]) -> tuple[Asked, Chosen]:
     prompt = body.get("prompt")
     if not isinstance(prompt, str | None) and not (isinstance(prompt, list) and all(type(each) is int for each in prompt)):
         raise Refused("prompt", prompt, "a text, or token ids; several are asked for one by one", "invalid_type")
-    given = _read(ContinueBody, body)
+    given, counts = _read(ContinueBody, body)
     with continue_names():
         form = {} if given.json_schema is None else {"structured_outputs": {"json": given.json_schema}}
-        asked = replace(_asked(given, prompt=given.prompt, **form), form_field="json_schema" if form else "")
+        asked = replace(_asked(given, counts, prompt=given.prompt, **form), form_field="json_schema" if form else "")
     return asked, _chosen(given)
 
 
@@ -60,24 +60,27 @@ def read_infill(body: dict[str, Any]) -> tuple[Asked, Chosen]:
     Raises:
         InvalidArgument: a field is wrong, unknown or not honoured; names it.
     """
-    given = _read(InfillBody, body)
+    given, counts = _read(InfillBody, body)
     # The prompt is told apart below: before a gap there may be nothing.
     with infill_names():
-        asked = _asked(given, prompt="-")
+        asked = _asked(given, counts, prompt="-")
     files = tuple((each.filename, each.text) for each in given.input_extra or ())
     inputs = (given.input_prefix + (given.prompt or ""),)
     return replace(asked, inputs=inputs, infill=Infill(suffix=given.input_suffix, files=files)), _chosen(given)
 
 
-def _read(kind: type[_BodyT], body: Mapping[str, Any]) -> _BodyT:
-    """The body without what asks for nothing, as llama-server's clients send it that send everything."""
+def _read(kind: type[_BodyT], body: Mapping[str, Any]) -> tuple[_BodyT, Mapping[str, Any]]:
+    """The body without what asks for nothing, as clients send it that send everything, and what of it is left out."""
     ours = {**body, "repetition_penalty": body.get("repeat_penalty")}
+    counts = counts_left_out(ours)
     kept = {
         name: value
         for name, value in body.items()
-        if value is not None and (name in kind.model_fields or not _asks_for_nothing(name, value, ours))
+        if value is not None
+        and name not in counts
+        and (name in kind.model_fields or not _asks_for_nothing(name, value, ours))
     }
-    return read_declared(kind, kept, hints=HINTS)
+    return read_declared(kind, kept, hints=HINTS), counts
 
 
 def _asks_for_nothing(name: str, value: Any, body: Mapping[str, Any]) -> bool:
@@ -86,7 +89,9 @@ def _asks_for_nothing(name: str, value: Any, body: Mapping[str, Any]) -> bool:
     return name in HINTS and asks_for_nothing(name, value, body)
 
 
-def _asked(given: LlamaBody, **more: Any) -> Asked:
+def _asked(given: LlamaBody, counts: Mapping[str, Any], **more: Any) -> Asked:
+    left_out = {name: value for name in LEFT_OUT if (value := getattr(given, name)) not in (None, [], "", 0, -1)}
+    left_out |= counts
     length = None if given.n_predict in (None, -1) else max(1, given.n_predict or 0)
     completion: dict[str, Any] = {**{name: getattr(given, name) for name in _SHARED}, **more}
     completion |= {"max_tokens": length, "stop": given.stop or None, "repetition_penalty": given.repeat_penalty}
@@ -97,9 +102,8 @@ def _asked(given: LlamaBody, **more: Any) -> Asked:
         default_max_tokens=None,
         length_field="n_predict",
         left_out=tuple(
-            Refused(name, "set" if isinstance(value, list) else value, allowed, "unsupported_parameter")
-            for name, allowed in LEFT_OUT.items()
-            if (value := getattr(given, name)) not in (None, [], "", 0, -1)
+            Refused(name, shown(value), LEFT_OUT.get(name) or HINTS[name], "unsupported_parameter")
+            for name, value in left_out.items()
         ),
     )
 

@@ -24,7 +24,7 @@ from services.api.http.openai.chat_options import with_thinking
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Refused, shown
-from services.api.http.openai.other_servers import asks_for_nothing
+from services.api.http.openai.other_servers import asks_for_nothing, counts_left_out
 from services.api.http.openai.request import Asked
 from services.api.model_card import ModelCard
 from speculation import limits
@@ -176,10 +176,12 @@ def _shared(given: OllamaBody) -> tuple[dict[str, Any], tuple[Refused, ...]]:
     """What chats and completions have alike, and what is left out."""
     said = given.options or {}
     ours = {**said, "repetition_penalty": said.get("repeat_penalty")}
+    counts = counts_left_out(ours)
     kept = {
         name: value
         for name, value in said.items()
         if value is not None
+        and name not in counts
         and (name in Options.model_fields or name not in HINTS or not asks_for_nothing(name, value, ours))
     }
     hints = {f"options.{name}": hint for name, hint in HINTS.items()}
@@ -204,12 +206,12 @@ def _shared(given: OllamaBody) -> tuple[dict[str, Any], tuple[Refused, ...]]:
         if isinstance(given.format, dict):
             form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": given.format}}
         body["response_format"] = form
-    left_out = tuple(
-        Refused(f"options.{name}", value, allowed, "unsupported_parameter")
-        for name, allowed in LEFT_OUT.items()
-        if (value := getattr(options, name)) is not None
+    left_out = {name: value for name in LEFT_OUT if (value := getattr(options, name)) is not None} | counts
+    refused = tuple(
+        Refused(f"options.{name}", shown(value), LEFT_OUT.get(name) or HINTS[name], "unsupported_parameter")
+        for name, value in left_out.items()
     )
-    return {name: value for name, value in body.items() if value is not None}, left_out
+    return {name: value for name, value in body.items() if value is not None}, refused
 
 
 def _finished(asked: Asked, left_out: tuple[Refused, ...]) -> Asked:
