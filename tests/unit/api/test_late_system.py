@@ -47,8 +47,8 @@ def test_they_stay_where_they_are_as_text_of_the_user() -> None:
     ("first", "parts"), [(ChatMessage(role="system", content="x"), "\n\n"), (ChatMessage(role="user", content="x"), "\n")]
 )
 def test_many_become_text_in_a_time_that_grows_as_they_do(first: ChatMessage, parts: str) -> None:
-    """Written one behind the other, each copied all before it: 8,000 of them took seconds."""
-    late = ChatMessage(role="system", content="y" * 1000)
+    """Written one behind the other, each copied all before it."""
+    late = ChatMessage(role="system", content="y" * 300)
     said = late.content if first.role == "system" else f"<system>\n{late.content}\n</system>"
     began = time.perf_counter()
     (turn,), places = as_users_text([first, *[late] * 20_000], range(20_001))

@@ -144,7 +144,7 @@ def test_each_line_has_an_answer_and_some_are_asked_at_once(tmp_path: Path) -> N
         done = RUN.invoke(app, command)
         assert done.exit_code == 1, done.output
         assert server.asked == {**dict.fromkeys(names, 1), "busy": 3}
-        assert server.most == 4 and server.keys == {"Bearer secret"}
+        assert 1 < server.most <= 4 and server.keys == {"Bearer secret"}
     found = {each["custom_id"]: each for each in map(json.loads, out.read_text().splitlines())}
     assert found.keys() == set(names) and len({each["id"] for each in found.values()}) == len(names)
     assert found["busy"]["response"] == {"status_code": 200, "request_id": "r1", "body": {"ok": 1}}
