@@ -20,7 +20,7 @@ from cluster.settings.config import Settings
 from services.api.http.json_body import parse_object
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
-from services.api.http.openai.preparing import prepare
+from services.api.http.openai.preparing import fitted, prepare
 from services.api.messages import ClientRequest, HowAsked, RequestedSampling
 from services.model_files.folder import reading, text_config
 from services.router.config import RouterConfig
@@ -146,7 +146,8 @@ async def _asked(
     how = HowAsked(key=called.get("key", ""), headers=called["headers"])
     base = ClientRequest(input="", sampling=RequestedSampling(), tenant=called.get("tenant", ""), how=how)
     asked = read_chat(body) if "messages" in body else read_completion(body)
-    request = (await prepare(asked, router, base, asyncio.to_thread)).requests[0]
+    served, fits, _ = await fitted(asked, router, asyncio.to_thread, strict=False)
+    request = (await prepare(fits, served, router, base)).requests[0]
     facts = await router.facts(request)
     seen = {"open_requests": called.get("open_requests", 1), "at": called.get("time", facts.at)}
     return request, replace(facts, **seen)

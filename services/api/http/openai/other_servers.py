@@ -94,7 +94,7 @@ def asks_for_nothing(name: str, value: Any, body: Mapping[str, Any]) -> bool:
 
 def counts_left_out(body: Mapping[str, Any]) -> dict[str, Any]:
     """Of how many tokens penalties are to count, where only the model's generation config may have one."""
-    found = {name: value for name in _OF_PENALTIES if (value := body.get(name)) is not None and not _ALL(value)}
+    found = {name: value for name in _OF_PENALTIES if type(value := body.get(name)) is int and not _ALL(value)}
     return found if _sets_no_penalty(body) and _leaves_penalty(body) else {}
 
 
