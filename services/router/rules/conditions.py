@@ -14,6 +14,7 @@ import re2
 from services.api.told_headers import SECRET_HEADERS
 from services.router.rules.facts import Facts
 from services.router.rules.fields import Field
+from speculation.errors import spelled
 
 Holds = Callable[[Facts], bool]
 # Of a regular expression; bytes that RE2 may use for one; and characters of a system prompt that are searched.
@@ -143,7 +144,7 @@ def _pattern(field: Field) -> Holds:
 
 
 def _attribute(name: str) -> Callable[[Facts], str]:
-    return lambda facts: f"{getattr(facts, name)}"
+    return lambda facts: spelled(getattr(facts, name))
 
 
 _READERS: Mapping[str, Callable[[Field], Holds]] = {

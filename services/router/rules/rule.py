@@ -8,7 +8,6 @@ from typing import Any
 from services.api.messages import ClientRequest
 from services.router.rules.conditions import Condition
 from services.router.rules.facts import Facts
-from speculation.errors import spelled
 from speculation.types import Effort
 
 
@@ -49,7 +48,7 @@ class Rule:
         """Why it does not match a request, in words; empty: it does."""
         for condition in self.conditions:
             if not condition.holds(facts):
-                return f"{condition.name} is {spelled(condition.found(facts))}, not {condition.wanted}"
+                return f"{condition.name} is {condition.found(facts)}, not {condition.wanted}"
         says_who = self.strategy is not None or self.sources is not None
         if says_who and not self.override and request.sources is not None:
             return f"the request names sources itself, {', '.join(request.sources)}"
