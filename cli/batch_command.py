@@ -74,7 +74,7 @@ def run_batch(
         raise ConfigurationError("no such file", field="--tls-root", value=tls_root)
     asked = read_requests(requests)
     loaded = load(config, [*(settings or ()), *([f"model={model}"] if model is not None else ())])
-    roots = tls_root.read_text() if tls_root is not None else None
+    roots = tls_root.read_text(errors="replace") if tls_root is not None else None
     stop_on_signals()
     answered = AnswersFile(answers, resume=resume)
     try:
@@ -84,7 +84,9 @@ def run_batch(
             for line in _shown(run.lines(left), left):
                 answered.add(line)
     except BaseException:
-        stderr().print(f"{answers} has what was answered; --resume goes on", highlight=False, markup=False, soft_wrap=True)
+        if not answered.empty:
+            said = f"{answers} has what was answered; --resume goes on"
+            stderr().print(said, highlight=False, markup=False, soft_wrap=True)
         raise
     finally:
         answered.close()

@@ -82,6 +82,10 @@ class AnswersFile:
         resume: keep the answers that are there, and leave out other lines: refusals, and what a run that was cut off has
             written in part.
 
+    Attributes:
+        answered: what it has answers to from an earlier run.
+        empty: nothing is in it.
+
     Raises:
         ConfigurationError: it is there already.
     """
@@ -93,15 +97,18 @@ class AnswersFile:
             beside = file.with_name(f"{file.name}.part")
             beside.write_text("".join(kept.values()), encoding="utf-8")
             beside.replace(file)
-        elif file.exists():
+        elif file.exists() and not (file.is_file() and file.stat().st_size == 0):
+            # An empty one is what a run leaves that ended before its first answer.
             raise ConfigurationError(
                 "is there already; --resume keeps its answers and asks for the others", field=file, verb=""
             )
         self.answered = frozenset(kept)
+        self.empty = not kept
         self._file: TextIO = file.open("a", encoding="utf-8")
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Write a line; it is there even if this process ends at once."""
+        self.empty = False
         self._file.write(_spelt(line))
         self._file.flush()
 

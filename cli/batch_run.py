@@ -32,6 +32,8 @@ _WAITS_S = (0.5, 30.0)
 # Seconds without a byte of an answer; services end requests earlier by themselves.
 _SILENCE_S = 3600.0
 _LEFT_OUT = "x-outrider-ignored"
+# Headers are Latin-1.
+_MOST_OF_LETTER = 0xFF
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +87,7 @@ class BatchRun:
         patience_s: how long a request is tried where the service is busy or away.
 
     Raises:
-        ConfigurationError: ``url`` is none.
+        ConfigurationError: ``url``, the key or the certificates are none.
     """
 
     def __init__(
@@ -98,15 +100,17 @@ class BatchRun:
         patience_s: float = _PATIENCE_S,
     ) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
-        parts = urlsplit(self._url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        host = _host_of(self._url)
+        if host is None:
             raise ConfigurationError(field="--url", value=url, allowed="as http://HOST:PORT or https://HOST")
         # No proxy leads to this machine, whatever the environment says.
-        direct = [urllib.request.ProxyHandler({})] if is_loopback(parts.hostname) else []
-        context = ssl.create_default_context(cadata=roots)
+        direct = [urllib.request.ProxyHandler({})] if is_loopback(host) else []
+        context = _trusting(roots)
         self._opener = urllib.request.build_opener(*direct, _NoRedirects(), urllib.request.HTTPSHandler(context=context))
         self._headers = {"content-type": "application/json", "user-agent": "outrider-run-batch"}
         if api_key is not None:
+            if not _fits_header(api_key):
+                raise ConfigurationError("must be one line of letters that a header can hold", field="--api-key")
             self._headers["authorization"] = f"Bearer {api_key}"
         self._at_once, self._patience_s = at_once, patience_s
         self.tally = BatchTally()
@@ -208,6 +212,30 @@ class BatchRun:
         except urllib.error.HTTPError as error:
             with error:
                 return _Heard(status=error.code, headers=error.headers, content=error.read())
+
+
+def _host_of(url: str) -> str | None:
+    """Whom a URL names; None: it is no URL that can be asked."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.port != 0
+    except ValueError:
+        return None
+    return parts.hostname if known and url.isascii() and url.isprintable() and " " not in url else None
+
+
+def _trusting(roots: str | None) -> ssl.SSLContext:
+    """What makes connections. ``roots``: as of ``BatchRun``."""
+    try:
+        if roots == "":
+            raise ValueError("an empty text would be the system's certificates")
+        return ssl.create_default_context(cadata=roots)
+    except (ssl.SSLError, ValueError, TypeError) as error:
+        raise ConfigurationError("holds no certificates in PEM", field="--tls-root") from error
+
+
+def _fits_header(text: str) -> bool:
+    return text.isprintable() and all(ord(letter) <= _MOST_OF_LETTER for letter in text)
 
 
 def _asked_pause(heard: _Heard | None) -> float:

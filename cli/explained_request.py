@@ -20,7 +20,7 @@ from cluster.settings.config import Settings
 from services.api.http.json_body import parse_object
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
-from services.api.http.openai.preparing import prepare
+from services.api.http.openai.preparing import fitted, prepare
 from services.api.messages import ClientRequest, HowAsked, RequestedSampling
 from services.model_files.folder import reading, text_config
 from services.router.config import RouterConfig
@@ -150,7 +150,8 @@ async def _asked(
     async def at_once(check: Callable[[], Any]) -> Any:
         return check()
 
-    request = (await prepare(asked, router, base, at_once)).requests[0]
+    served, fits, _ = await fitted(asked, router, at_once, strict=False)
+    request = (await prepare(fits, served, router, base)).requests[0]
     facts = await router.facts(request)
     seen = {"open_requests": called.get("open_requests", 1), "at": called.get("time", facts.at)}
     return request, replace(facts, **seen)

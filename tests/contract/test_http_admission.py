@@ -138,3 +138,14 @@ async def test_what_the_limits_can_never_allow_is_not_to_be_tried_again(
         assert service.router.read == 0
         # The limit itself is allowed.
         assert (await service.post(TEXT, **{**body, "prompt": "fox", "n": 2, "max_tokens": 9})).status_code == 200
+
+
+async def test_asking_whether_the_model_is_loaded_counts_as_a_request(tmp_path: Path) -> None:
+    async with served(tmp_path, "requests_per_minute: 2") as service:
+        told = [await service.post(path) for path in ("/api/chat", "/api/generate", "/api/chat")]
+        assert [each.status_code for each in told] == [200, 200, 429]
+        assert [(each["method"], each["outcome"]) for each in service.recorded] == [
+            ("OllamaLoad", "ok"), ("OllamaLoad", "ok"), ("OllamaLoad", "ResourceExhausted"),
+        ]  # fmt: skip
+    async with served(tmp_path, "scopes: [observe]") as service:
+        assert (await service.post("/api/generate")).status_code == 403

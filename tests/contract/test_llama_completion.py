@@ -18,7 +18,7 @@ NEUTRAL: dict[str, Any] = {
     "dynatemp_range": 0, "dynatemp_exponent": 1, "tfs_z": 1, "repeat_penalty": 1, "repeat_last_n": 64, "mirostat": 0,
     "mirostat_tau": 5, "mirostat_eta": 0.1, "grammar": "", "cache_prompt": True, "xtc_probability": 0, "dry_multiplier": 0,
     "n_probs": 0, "return_tokens": False, "min_keep": 0, "n_keep": 0, "lora": [], "id_slot": -1, "timings_per_token": False,
-    "logit_bias": None,
+    "logit_bias": [], "n": 1,
 }  # fmt: skip
 
 
@@ -64,6 +64,13 @@ def test_what_asks_for_nothing_changes_nothing(both_entries: HttpService) -> Non
     assert sent.headers["x-outrider-ignored"] == "samplers, typical_p"
 
 
+def test_of_how_many_tokens_a_models_own_penalty_counts_is_left_out(both_entries: HttpService) -> None:
+    asked = {"prompt": "the quick", "n_predict": 8, **OWN}
+    sent = post(both_entries, "/completion", **asked, repeat_last_n=64)
+    assert (sent.status_code, sent.headers["x-outrider-ignored"]) == (200, "repeat_last_n"), sent.text
+    assert sent.json()["content"] == post(both_entries, "/completion", **asked).json()["content"]
+
+
 def test_an_answer_follows_a_schema(both_entries: HttpService) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
     answer = post(both_entries, "/completion", prompt="fox", n_predict=60, json_schema=schema, **OWN).json()
@@ -93,6 +100,10 @@ def test_an_answer_follows_a_schema(both_entries: HttpService) -> None:
         ({"prompt": "x", "json_schema": {"type": "hiccup"}}, "json_schema"),
         ({"prompt": "x", "json_schema": "{}"}, "json_schema"),
         ({"prompt": "x", "logit_bias": [[15043, 1.0]]}, "logit_bias"),
+        ({"prompt": "x", "logit_bias": 0}, "logit_bias"),
+        ({"prompt": "x", "n": 2}, "n"),
+        ({"prompt": "x", "response_fields": ["content"] * 65}, "response_fields"),
+        ({"prompt": "x", "response_fields": ["a" * 129]}, "response_fields"),
         ({"prompt": "x", "input_suffix": "y"}, "input_suffix"),
         ({"prompt": "x", "model": "nobody"}, "model"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,9 +12,19 @@ import httpx2
 import pytest
 
 from services.api.config import HttpConfig
-from services.api.http.ollama.protocol import OllamaChatReply, OllamaGenerateReply, ShownModel, Tags
+from services.api.http.ollama.protocol import (
+    CalledWith,
+    OllamaChatReply,
+    OllamaGenerateReply,
+    SaidCall,
+    SaidMessage,
+    ShownModel,
+    Tags,
+)
+from services.api.http.ollama.reading import read_generate_body
+from services.api.http.ollama.said_messages import chat_messages
 from services.api.http.server import serve_http
-from services.api.messages import ChatMessage
+from services.api.messages import ChatMessage, Infill
 from speculation.errors import Unavailable
 from tests.servers.http_service import HttpService
 from tests.servers.scripted_router import ScriptedRouter
@@ -110,7 +121,7 @@ def test_what_asks_for_nothing_changes_nothing(both_entries: HttpService) -> Non
     )
     assert sent.status_code == 200, sent.text
     assert sent.json()["message"] == plain.json()["message"]
-    assert sent.headers["x-outrider-ignored"] == "options.typical_p, options.num_ctx"
+    assert sent.headers["x-outrider-ignored"] == "options.typical_p, options.num_ctx, options.repeat_last_n"
     assert "x-outrider-ignored" not in plain.headers
 
 
@@ -160,6 +171,32 @@ async def test_calls_come_back_with_their_answers() -> None:
     assert answered == [("h", "call_1_1"), ("l", "call_1_0")]
 
 
+def test_calls_are_found_by_their_ids_in_a_time_that_grows_as_they_do() -> None:
+    count = 1000
+    calls = [SaidCall(id=str(at), function=CalledWith(name="look")) for at in range(20 * count)]
+    answers = [SaidMessage(role="tool", content="y", tool_call_id=call.id) for call in reversed(calls[-count:])]
+    began = time.perf_counter()
+    told = chat_messages([SaidMessage(role="assistant", tool_calls=calls), *answers])
+    assert time.perf_counter() - began < 1.0
+    assert [each["tool_call_id"] for each in told[1:]] == [call.id for call in reversed(calls[-count:])]
+
+
+async def test_who_speaks_is_said_where_the_template_reads_it() -> None:
+    said = {"messages": [{**FOX[0], "name": "ann"}], "stream": False}
+    for roles, ignored in ((("user",), None), ((), "messages[].name")):
+        router = ScriptedRouter("ok").with_card(named_roles=roles)
+        async with served(router) as client:
+            answer = await client.post("/api/chat", json=said)
+        assert answer.headers.get("x-outrider-ignored") == ignored
+        (turn,) = router.rendered[0].input
+        assert isinstance(turn, ChatMessage) and turn.name == ("" if ignored else "ann")
+
+
+def test_before_a_gap_there_may_be_nothing() -> None:
+    asked = read_generate_body({"prompt": "", "suffix": "b"}).asked
+    assert asked is not None and asked.inputs == ("",) and asked.infill == Infill(suffix="b")
+
+
 @pytest.mark.parametrize("think", [True, False])
 async def test_whether_the_model_thinks(think: bool) -> None:
     card = {"thoughts": "think", "template_options": ("enable_thinking",)}
@@ -204,6 +241,10 @@ async def test_a_stream_that_fails_says_why() -> None:
         ("/api/chat", {"messages": FOX, "options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "options.repeat_last_n"),
         ("/api/chat", {"messages": FOX, "options": {"temperature": -1}}, "options.temperature"),
         ("/api/chat", {"messages": FOX, "options": {"stop": ["x"] * 99}}, "options.stop"),
+        ("/api/chat", {"messages": FOX, "options": {"stop": 5}}, "options.stop is 5"),
+        ("/api/chat", {"messages": FOX, "format": 5}, "format is 5"),
+        ("/api/chat", {"messages": FOX * 1025}, "messages is 1025 messages: must be 1 to 1024 messages"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a", "name": 5}]}, "messages[0].name"),
         ("/api/chat", {"messages": FOX, "options": {"num_predict": 0}}, "options.num_predict"),
         ("/api/chat", {"messages": FOX, "options": {"num_predict": 100_000}}, "options.num_predict"),
         ("/api/chat", {"messages": FOX, "options": {"nothing": 1}}, "options.nothing"),

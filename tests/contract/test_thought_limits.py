@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from services.api.config import HttpConfig
 from services.api.http.openai.prompt_thought import limits_thoughts
+from speculation.errors import InvalidArgument
 from tests.contract.test_openai_streams import served
 from tests.servers.http_service import HttpService, http_served
 from tests.servers.responses import CLIENT
@@ -155,3 +156,16 @@ async def test_a_limit_that_the_model_cannot_be_held_to_is_named() -> None:
         async with served(router, HttpConfig(port=0, unknown_fields="refuse")) as (client, _):
             answer = await client.post(CHAT, json=body)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_token_budget")
+
+
+async def test_a_limit_that_was_left_out_is_named_in_no_error() -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {}}},
+    }
+    body = {"messages": FOX, "max_tokens": 9, "min_tokens": 2, "thinking_token_budget": 3, "tools": [tool]}
+    router = ScriptedRouter("ok").with_card(thoughts="think")
+    router.fails = (0, InvalidArgument("min_tokens", 2, "0 with structured_outputs.grammar"))
+    async with served(router) as (client, _):
+        answer = await client.post(CHAT, json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["message"] == "min_tokens is 2: must be 0 with tools"

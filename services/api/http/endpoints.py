@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -94,6 +95,14 @@ class Endpoints:
         with self._gate.arriving(call.known_caller):
             return await read_body(call.receive, call.headers, self._config.arrives_s, read)
 
+    def counted(self, call: HttpCall, method: str) -> AbstractContextManager[None]:
+        """A call that needs what a generation needs, and writes no tokens.
+
+        Raises:
+            OutriderError: when it is entered: the key may not call, or has called too often.
+        """
+        return self._gate.counted(call.known_caller, method, call.request_id, scope="generate")
+
     async def generate(self, call: HttpCall, asked: Asked, form: Form, method: str) -> None:
         """Answer a request.
 
@@ -110,20 +119,21 @@ class Endpoints:
         if private is not None and asked.stream is not None and not asked.stream.include_obfuscation:
             named_as = "stream_options.include_obfuscation"
             raise Refused(named_as, False, "true, or unset: events of private answers are padded")
-        base, counted_as = call.base_request(asked.request_id), "n" if asked.n > 1 else "prompt"
+        base, counted_as, fits = call.base_request(asked.request_id), "n" if asked.n > 1 else "prompt", asked
         try:
             # Before the prompts are read, which takes longer than to refuse a caller.
             async with self._gate.hold(
                 call.known_caller, expected(asked, base), method=method, counted_as=counted_as
             ) as slots:
                 strict = self._config.unknown_fields == "refuse"
-                prepared = await prepare(asked, self._router, base, self.aside(call), strict=strict)
+                card, fits, ignored = await fitted(asked, self._router, self.aside(call), strict=strict)
+                prepared = await prepare(fits, card, self._router, base, ignored)
                 slots.charge(prepared.requests)
                 answer = form(asked, prepared, self._router, call.request_id, int(time.time()))
                 async with RunningChoices(self._router, prepared.requests, slots.admit) as running:
                     await self._told(call, asked, running, answer, private)
         except InvalidArgument as error:
-            raise named(await of_a_tool(asked, error, self.aside(call)), own_names(asked)) from error
+            raise named(await of_a_tool(asked, error, self.aside(call)), own_names(fits)) from error
 
     async def tokens_of(self, call: HttpCall, asked: Asked) -> int:
         """How many tokens a conversation has as it is sent to the model.

@@ -12,7 +12,7 @@ from services.api.http.endpoints import EndpointsBeside
 from services.api.http.llama_server.answer import LlamaAnswer
 from services.api.http.llama_server.request import Chosen, continue_names, infill_names, read_continue, read_infill
 from services.api.http.openai.chat_request import read_chat
-from services.api.http.openai.preparing import Prepared, named, own_names, prepare
+from services.api.http.openai.preparing import Prepared, fitted, named, own_names, prepare
 from services.api.http.openai.request import Asked
 from speculation.errors import InvalidArgument
 
@@ -43,12 +43,11 @@ class ModelEndpoints(EndpointsBeside):
         """POST /v1/chat/completions/render: what would be asked of the model, as vLLM tells it."""
         asked = await self._endpoints.read(call, read_chat)
         base = call.base_request(asked.request_id)
+        card, fits, ignored = await fitted(asked, self._router, self._endpoints.aside(call), strict=self._strict)
         try:
-            prepared = await call.unless_gone(
-                prepare(asked, self._router, base, self._endpoints.aside(call), strict=self._strict)
-            )
+            prepared = await call.unless_gone(prepare(fits, card, self._router, base, ignored))
         except InvalidArgument as error:
-            raise named(error, own_names(asked)) from error
+            raise named(error, own_names(fits)) from error
         await call.answer(_rendered(call.request_id, asked, prepared))
 
     async def tokenizer_info(self, call: HttpCall) -> None:

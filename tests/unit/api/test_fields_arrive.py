@@ -124,6 +124,7 @@ def test_a_form_of_calls_and_one_of_text_go_together_and_others_do_not() -> None
     called = {**CHAT, "tools": tools, "tool_choice": "required"}
     both = read_chat({**called, "response_format": {"type": "json_object"}})
     assert both.form_field == "tools" and both.text_form == StructuredOutputs(kind="json_object")
+    assert both.text_form_field == "response_format"
     with pytest.raises(InvalidArgument) as refused:
         read_chat({**called, "structured_outputs": {"regex": "a"}})
     assert refused.value.field == "tool_choice"

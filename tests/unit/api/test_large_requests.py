@@ -174,6 +174,23 @@ async def test_forms_that_take_the_engine_long_are_checked_by_turns(monkeypatch:
     assert "one" in checked[1][1] or "one" in checked[2][1]
 
 
+@pytest.mark.parametrize("beside", [True, False])
+async def test_a_form_that_has_no_effect_is_refused_where_it_stands(beside: bool) -> None:
+    schema = {"type": "hiccup"}
+    form = {"type": "json_object", "schema": schema}
+    if not beside:
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": "required"}
+
+    async def at_once(check: Any) -> Any:
+        return check()
+
+    with pytest.raises(InvalidArgument) as refused:
+        await unused_form(read_chat({**body, "response_format": form}), at_once, strict=False)
+    assert refused.value.field == ("response_format.schema" if beside else "response_format.json_schema.schema")
+
+
 async def test_a_tool_of_no_form_is_looked_for_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of 128 may take the engine half a second."""
     tools = [{"type": "function", "function": {"name": f"f{at}", "parameters": {"type": "hiccup"}}} for at in range(2)]

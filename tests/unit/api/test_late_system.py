@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from services.api.http.messages.reading import fitted, read_message
+from services.api.http.openai.late_system import as_users_text
 from services.api.messages import ChatMessage
 from services.router.tokens import Tokens
 from tests.servers.scripted_router import CARD
@@ -37,3 +41,16 @@ def test_they_stay_where_they_are_as_text_of_the_user() -> None:
     )
     assert strict.paths == ("system", "messages[0].content", "messages[2].content", "messages[3].content")
     assert fitted(asked, CARD, strict=False) == asked
+
+
+@pytest.mark.parametrize(
+    ("first", "parts"), [(ChatMessage(role="system", content="x"), "\n\n"), (ChatMessage(role="user", content="x"), "\n")]
+)
+def test_many_become_text_in_a_time_that_grows_as_they_do(first: ChatMessage, parts: str) -> None:
+    """Written one behind the other, each copied all before it."""
+    late = ChatMessage(role="system", content="y" * 300)
+    said = late.content if first.role == "system" else f"<system>\n{late.content}\n</system>"
+    began = time.perf_counter()
+    (turn,), places = as_users_text([first, *[late] * 20_000], range(20_001))
+    assert time.perf_counter() - began < 3.0
+    assert turn.role == first.role and turn.content == parts.join(["x", *[said] * 20_000]) and places == (0,)

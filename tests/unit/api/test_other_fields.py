@@ -16,7 +16,7 @@ FOX: dict[str, Any] = {"messages": [{"role": "user", "content": "fox"}]}
 # Bodies as clients send them whose users have chosen nothing.
 SENT: dict[str, dict[str, Any]] = {
     "llama-server's page": {
-        "dynatemp_range": 0, "dynatemp_exponent": 1, "xtc_probability": 0, "xtc_threshold": 0.1, "repeat_last_n": 64,
+        "dynatemp_range": 0, "dynatemp_exponent": 1, "xtc_probability": 0, "xtc_threshold": 0.1, "repeat_last_n": -1,
         "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1, "n_predict": -1, "n_probs": 0,
         "reasoning_format": "auto", "id_slot": 0, "n_keep": 0, "samplers": [], "timings_per_token": False, "mirostat": 0,
         "mirostat_tau": 5.0, "mirostat_eta": 0.1, "top_n_sigma": -1, "min_keep": 0, "grammar": "", "lora": [],
@@ -33,7 +33,7 @@ SENT: dict[str, dict[str, Any]] = {
         "early_stopping": False, "session_id": None,
     },
     "everything unset": dict.fromkeys(field_rules.HINTS),
-    "no penalty": {"repeat_last_n": 64, "penalty_last_n": 64},
+    "all tokens": {"repeat_last_n": -1, "penalty_last_n": -1},
 }  # fmt: skip
 
 
@@ -66,8 +66,20 @@ def test_of_how_many_tokens_a_penalty_counts(penalty: dict[str, float]) -> None:
     with pytest.raises(InvalidArgument) as refused:
         read_chat({**FOX, **penalty, "repeat_last_n": 64})
     assert refused.value.field == "repeat_last_n"
-    neutral = {name: 1.0 if name == "repetition_penalty" else 0 for name in penalty}
+    assert read_chat({**FOX, **penalty, "repeat_last_n": -1}) == read_chat({**FOX, **penalty})
+    neutral = dict.fromkeys(penalty, 0) | {"repetition_penalty": 1.0}
     assert read_chat({**FOX, **neutral, "repeat_last_n": 64}) == read_chat({**FOX, **neutral})
+    assert read_chat({**FOX, "repeat_penalty": 1, "repeat_last_n": 64}) == read_chat({**FOX, "repetition_penalty": 1})
+
+
+def test_of_how_many_tokens_a_models_own_penalty_counts() -> None:
+    # Its generation config may have one, of which a request without penalties says nothing.
+    for body in ({}, {"presence_penalty": 0}):
+        asked = read_chat({**FOX, **body, "repeat_last_n": 64})
+        assert asked.sampling == read_chat({**FOX, **body}).sampling
+        assert [each.field for each in asked.left_out] == ["repeat_last_n"]
+    without = {**FOX, "ignore_generation_config": True}
+    assert read_chat({**without, "repeat_last_n": 64}) == read_chat(without)
 
 
 def test_a_penalty_that_is_turned_off_is_turned_off() -> None:
@@ -99,6 +111,18 @@ def test_a_schema_where_llama_server_has_it(kind: str) -> None:
     named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     assert asked.sampling == read_chat({**FOX, "response_format": named}).sampling
     assert asked.form_field == "response_format.schema"
+
+
+def test_a_schema_that_allows_anything() -> None:
+    form = {"type": "json_object", "schema": {}}
+    assert read_chat({**FOX, "response_format": form}) == read_chat({**FOX, "response_format": {"type": "json_object"}})
+    named = {"name": "a", "schema": {}}
+    plain = read_chat({**FOX, "response_format": {"type": "json_schema", "json_schema": named}})
+    assert read_chat({**FOX, "response_format": {"type": "json_schema", "schema": {}}}).sampling == plain.sampling
+    for kind, allowed in (("json_schema", "unset where schema is set"), ("json_object", "unset where type is json_object")):
+        with pytest.raises(InvalidArgument) as refused:
+            read_chat({**FOX, "response_format": {"type": kind, "schema": {}, "json_schema": named}})
+        assert (refused.value.field, refused.value.allowed) == ("response_format.json_schema", allowed)
 
 
 def test_a_form_may_be_written_out_whole() -> None:

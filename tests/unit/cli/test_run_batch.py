@@ -144,7 +144,7 @@ def test_each_line_has_an_answer_and_some_are_asked_at_once(tmp_path: Path) -> N
         done = RUN.invoke(app, command)
         assert done.exit_code == 1, done.output
         assert server.asked == {**dict.fromkeys(names, 1), "busy": 3}
-        assert server.most == 4 and server.keys == {"Bearer secret"}
+        assert 1 < server.most <= 4 and server.keys == {"Bearer secret"}
     found = {each["custom_id"]: each for each in map(json.loads, out.read_text().splitlines())}
     assert found.keys() == set(names) and len({each["id"] for each in found.values()}) == len(names)
     assert found["busy"]["response"] == {"status_code": 200, "request_id": "r1", "body": {"ok": 1}}
@@ -200,8 +200,34 @@ def test_a_service_that_is_not_there_or_goes_away_ends_the_run(tmp_path: Path) -
         list(lines)
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://"])
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8000", "ftp://a", "http://", "http://[::1", "http://a:99999", "http://a:b", "http://a b", "http://ä\n"],
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         BatchRun(url)
     assert refused.value.field == "--url"
+
+
+@pytest.mark.parametrize("key", ["a\nb", "a\r", "\u043a"])
+def test_a_key_that_no_header_holds_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        BatchRun("http://127.0.0.1:1", api_key=key)
+    assert str(refused.value).startswith("--api-key") and key not in str(refused.value)
+
+
+@pytest.mark.parametrize("roots", ["", "no certificate", "\u00e4"])
+def test_certificates_that_are_none_are_refused(roots: str) -> None:
+    with pytest.raises(ConfigurationError, match="--tls-root"):
+        BatchRun("https://127.0.0.1:1", roots=roots)
+
+
+def test_a_run_that_never_began_is_run_again_as_it_was(tmp_path: Path) -> None:
+    file, out = written(tmp_path, line("a", prompt="x")), tmp_path / "answers.jsonl"
+    command = ["run-batch", "-i", str(file), "-o", str(out), "--url"]
+    nobody = RUN.invoke(app, [*command, f"http://127.0.0.1:{free_port()}"])
+    assert isinstance(nobody.exception, Unavailable) and "--resume" not in nobody.output
+    with answering() as (_, url):
+        done = RUN.invoke(app, [*command, url])
+    assert done.exit_code == 0 and json.loads(out.read_text())["custom_id"] == "a"

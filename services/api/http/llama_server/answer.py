@@ -79,7 +79,10 @@ class LlamaAnswer(AnswerInProgress):
         for name in self._fields:
             value: Any = told
             for part in name.split("/"):
-                value = value.get(part) if isinstance(value, dict) else None
+                if not isinstance(value, dict):
+                    value = None
+                    break
+                value = value.get(part)
             if value is not None:
                 found[name] = value
         return found

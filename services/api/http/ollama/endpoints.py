@@ -35,10 +35,11 @@ class OllamaEndpoints(EndpointsBeside):
         served = await self._endpoints.card(None)
         model = known_name(request.model, served)
         if request.asked is None:
-            card = await self._endpoints.card(model)
-            said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if chats else {"response": ""}
-            ended = {"done": True, "done_reason": "load"}
-            await call.answer({"model": request.model or card.name, "created_at": now(), **said, **ended})
+            with self._endpoints.counted(call, "OllamaLoad"):
+                card = await self._endpoints.card(model)
+                said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if chats else {"response": ""}
+                ended = {"done": True, "done_reason": "load"}
+                await call.answer({"model": request.model or card.name, "created_at": now(), **said, **ended})
             return
         request = fitted(replace(request, asked=replace(request.asked, model=model)), served, strict=self._strict)
         assert request.asked is not None

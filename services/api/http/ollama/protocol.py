@@ -56,7 +56,7 @@ class Options(Declared):
     min_p: Any = None
     seed: Any = None
     num_predict: Whole | None = Field(None, ge=-2, le=1 << 20, description="-1 and -2: what the context leaves")
-    stop: str | list[str] | None = None
+    stop: Any = None
     presence_penalty: Any = None
     frequency_penalty: Any = None
     repeat_penalty: Any = None
@@ -78,7 +78,7 @@ class OllamaBody(Declared):
 
     model: str | None = Field(None, description="a name of the model; a :latest behind it is none of it")
     options: dict[str, Any] | None = Field(None, description="sampling, num_predict, stop and seed")
-    format: str | dict[str, Any] | None = Field(None, description="json, or a JSON schema")
+    format: Any = Field(None, description="json, or a JSON schema")
     stream: bool | None = Field(None, description="unset: lines of JSON as the answer is made")
     think: Any = Field(
         None,

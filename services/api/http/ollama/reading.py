@@ -23,10 +23,11 @@ from services.api.http.ollama.said_messages import chat_messages, check_unset
 from services.api.http.openai.chat_options import with_thinking
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion
-from services.api.http.openai.errors import Refused
-from services.api.http.openai.other_servers import asks_for_nothing
+from services.api.http.openai.errors import Refused, shown
+from services.api.http.openai.other_servers import asks_for_nothing, counts_left_out
 from services.api.http.openai.request import Asked
 from services.api.model_card import ModelCard
+from speculation import limits
 from speculation.errors import InvalidArgument
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
@@ -68,6 +69,8 @@ def read_chat_body(body: dict[str, Any]) -> AskedOllama:
     given = _read(OllamaChatBody, body)
     if not given.messages:
         return AskedOllama(model=given.model, asked=None)
+    if len(given.messages) > limits.MAX_MESSAGES:
+        raise Refused("messages", f"{len(given.messages)} messages", f"1 to {limits.MAX_MESSAGES} messages")
     messages = chat_messages(given.messages)
     more = {"tools": given.tools or None}
     if given.messages[-1].role == "assistant":
@@ -94,7 +97,9 @@ def read_generate_body(body: dict[str, Any]) -> AskedOllama:
             raise Refused(name, getattr(given, name), "unset where raw or suffix is set: there is no chat template")
     completion, left_out = _shared(given)
     with naming():
-        asked = read_completion({**completion, "prompt": given.prompt, "suffix": given.suffix or None})
+        # Before a gap there may be nothing.
+        asked = read_completion({**completion, "prompt": given.prompt or "-", "suffix": given.suffix or None})
+        asked = replace(asked, inputs=(given.prompt,))
     return AskedOllama(model=given.model, asked=_finished(asked, left_out))
 
 
@@ -171,10 +176,12 @@ def _shared(given: OllamaBody) -> tuple[dict[str, Any], tuple[Refused, ...]]:
     """What chats and completions have alike, and what is left out."""
     said = given.options or {}
     ours = {**said, "repetition_penalty": said.get("repeat_penalty")}
+    counts = counts_left_out(ours)
     kept = {
         name: value
         for name, value in said.items()
         if value is not None
+        and name not in counts
         and (name in Options.model_fields or name not in HINTS or not asks_for_nothing(name, value, ours))
     }
     hints = {f"options.{name}": hint for name, hint in HINTS.items()}
@@ -193,18 +200,18 @@ def _shared(given: OllamaBody) -> tuple[dict[str, Any], tuple[Refused, ...]]:
     # Unset, Ollama's answers are streamed.
     body["stream"] = given.stream is not False
     if given.format:
-        if isinstance(given.format, str) and given.format != "json":
-            raise Refused("format", given.format, "json, or a JSON schema")
+        if not isinstance(given.format, dict) and given.format != "json":
+            raise Refused("format", shown(given.format), "json, or a JSON schema")
         form: dict[str, Any] = {"type": "json_object"}
         if isinstance(given.format, dict):
             form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": given.format}}
         body["response_format"] = form
-    left_out = tuple(
-        Refused(f"options.{name}", value, allowed, "unsupported_parameter")
-        for name, allowed in LEFT_OUT.items()
-        if (value := getattr(options, name)) is not None
+    left_out = {name: value for name in LEFT_OUT if (value := getattr(options, name)) is not None} | counts
+    refused = tuple(
+        Refused(f"options.{name}", shown(value), LEFT_OUT.get(name) or HINTS[name], "unsupported_parameter")
+        for name, value in left_out.items()
     )
-    return {name: value for name, value in body.items() if value is not None}, left_out
+    return {name: value for name, value in body.items() if value is not None}, refused
 
 
 def _finished(asked: Asked, left_out: tuple[Refused, ...]) -> Asked:

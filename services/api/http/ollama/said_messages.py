@@ -16,17 +16,20 @@ def chat_messages(said: list[SaidMessage]) -> list[dict[str, Any]]:
         Refused: one has images, or answers no call; names it.
     """
     messages: list[dict[str, Any]] = []
-    waiting: list[tuple[str, str]] = []
+    # The functions of calls that are not yet answered, by the calls' ids.
+    waiting: dict[str, str] = {}
     for index, each in enumerate(said):
         check_unset(f"messages[{index}].images", each.images, TEXT_ALONE)
         message: dict[str, Any] = {"role": each.role, "content": each.content or ""}
         if each.role == "tool":
             message["tool_call_id"] = _answered(each, waiting, f"messages[{index}]")
+        if each.name is not None:
+            message["name"] = each.name
         if each.thinking:
             message["reasoning_content"] = each.thinking
         if each.tool_calls:
             calls = [_call(call, f"call_{index}_{place}") for place, call in enumerate(each.tool_calls)]
-            waiting = [(call["id"], call["function"]["name"]) for call in calls]
+            waiting = {call["id"]: call["function"]["name"] for call in calls}
             message["tool_calls"] = calls
         messages.append(message)
     return messages
@@ -43,15 +46,16 @@ def check_unset(name: str, value: Any, allowed: str) -> None:
         raise Refused(name, "set", allowed, "unsupported_parameter")
 
 
-def _answered(message: SaidMessage, waiting: list[tuple[str, str]], path: str) -> str:
+def _answered(message: SaidMessage, waiting: dict[str, str], path: str) -> str:
     """The call that a tool's message answers, which no other one does."""
-    for call in waiting:
-        if message.tool_call_id in (None, call[0]) and message.tool_name in (None, call[1]):
-            waiting.remove(call)
-            return call[0]
     if message.tool_call_id is not None:
-        # The chat says what is wrong with it.
+        # Of one that nothing has called, the chat says what is wrong with it.
+        waiting.pop(message.tool_call_id, None)
         return message.tool_call_id
+    for call, name in waiting.items():
+        if message.tool_name in (None, name):
+            del waiting[call]
+            return call
     raise Refused(
         f"{path}.tool_name", message.tool_name or "unset", "a function that is called before it, and not yet answered"
     )

@@ -40,7 +40,7 @@ def read_form(fields: Fields) -> tuple[StructuredOutputs | None, str]:
     return structured, "" if structured is None else f"structured_outputs.{structured.kind}"
 
 
-def format_field(form: StructuredOutputs) -> str:
+def _format_field(form: StructuredOutputs) -> str:
     """What ``response_format`` calls its form."""
     return "response_format.json_schema.schema" if form.text else "response_format"
 
@@ -55,6 +55,9 @@ def _response_format(fields: Fields) -> tuple[StructuredOutputs | None, str]:
         raise given.refuse("type", "unset", "one of text, json_object, json_schema", "missing_required_parameter")
     form, field = None, given.name("schema")
     schema = None if kind == "text" else given.mapping("schema")
+    if kind == "json_object" and not schema:
+        # One that allows anything is none: the answer is an object all the same.
+        schema = None
     if schema is not None:
         form = schema_form(schema, field)
     elif kind == "json_object":
@@ -63,9 +66,11 @@ def _response_format(fields: Fields) -> tuple[StructuredOutputs | None, str]:
         form = _json_schema(given)
     for name in ("json_schema", "schema"):
         if given.take(name) is not None:
-            raise given.refuse(name, "set", "unset where schema is set" if schema else f"unset where type is {kind}")
+            raise given.refuse(
+                name, "set", "unset where schema is set" if schema is not None else f"unset where type is {kind}"
+            )
     given.end()
-    return form, field if schema is not None or form is None else format_field(form)
+    return form, field if schema is not None or form is None else _format_field(form)
 
 
 def _json_schema(fields: Fields) -> StructuredOutputs:

@@ -40,7 +40,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
     top = _logprobs(fields)
     seed, stream, others = read_seed(fields), read_stream(fields), read_others(fields)
     scored = read_prompt_logprobs(fields, stream)
-    form, form_field, text_form = _form(fields, tools)
+    form, told = _form(fields, tools)
     tier, thoughts = fields.given("service_tier"), fields.truth("include_reasoning") is not False
     thought_limit = fields.whole(LIMIT)
     without_effect = field_rules.take_unhonoured(fields, ChatBody)
@@ -52,8 +52,6 @@ def read_chat(body: dict[str, Any]) -> Asked:
         ),
         prompt_logprobs=scored,
         length_field=length_field,
-        form_field=form_field,
-        text_form=text_form,
         top_logprobs=top,
         seed=seed,
         stream=stream,
@@ -64,6 +62,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
         thought_limit=thought_limit,
         metadata=without_effect.get("metadata", {}),
         left_out=left_out,
+        **told,
         **others,
     )
 
@@ -93,11 +92,13 @@ def _logprobs(fields: Fields) -> int | None:
     return (top or 0) if wanted else None
 
 
-def _form(fields: Fields, tools: ToolUse | None) -> tuple[StructuredOutputs | None, str, StructuredOutputs | None]:
-    """The answer's form, the field that holds it, and a form of text that has no effect."""
+def _form(fields: Fields, tools: ToolUse | None) -> tuple[StructuredOutputs | None, dict[str, Any]]:
+    """The answer's form; and by their names in ``Asked``, the field that holds it, and a form of text that has no effect."""
     form, field = read_form(fields)
     called = None if tools is None else tools.form
     # response_format is that of text, of which an answer that is calls has none.
     if form is not None and called is not None and not field.startswith("response_format"):
         raise fields.refuse("tool_choice", "set", "auto or none where the answer's form is given")
-    return (called, "tools", form) if called is not None else (form, field, None)
+    if called is None:
+        return form, {"form_field": field}
+    return called, {"form_field": "tools", "text_form": form, "text_form_field": field}

@@ -22,19 +22,22 @@ def as_users_text(
     Args:
         places: those of ``messages``.
     """
-    kept: list[ChatMessage] = []
-    where: list[_Place] = []
+    # The first message of each turn, all of its texts, and where it stands.
+    turns: list[tuple[ChatMessage, list[str], _Place]] = []
     for index, (message, place) in enumerate(zip(messages, places, strict=True)):
         told = message
         if index and message.role == "system":
-            if len(kept) == 1 and kept[0].role == "system":
-                kept[0] = replace(kept[0], content=f"{kept[0].content}\n\n{message.content}")
+            if len(turns) == 1 and turns[0][0].role == "system":
+                turns[0][1].append(message.content)
                 continue
             told = ChatMessage(role="user", content=f"<system>\n{message.content}\n</system>")
         beside = message.role == "system" or (index > 0 and messages[index - 1].role == "system")
-        if kept and beside and told.role == kept[-1].role == "user":
-            kept[-1] = replace(kept[-1], content=f"{kept[-1].content}\n{told.content}")
-            continue
-        kept.append(told)
-        where.append(place)
-    return tuple(kept), tuple(where)
+        if turns and beside and told.role == turns[-1][0].role == "user":
+            turns[-1][1].append(told.content)
+        else:
+            turns.append((told, [told.content], place))
+    return tuple(_joined(first, texts) for first, texts, _ in turns), tuple(place for _, _, place in turns)
+
+
+def _joined(first: ChatMessage, texts: Sequence[str]) -> ChatMessage:
+    return replace(first, content=("\n\n" if first.role == "system" else "\n").join(texts))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from services.api.http.openai.answer_form import format_field, schema_form
+from services.api.http.openai.answer_form import schema_form
 from services.api.http.openai.chat_options import EFFORT, LIMIT, VERBOSITY, given_in, with_switch, written
 from services.api.http.openai.errors import Refused, shown
 from services.api.http.openai.prompt_thought import behind_thought, limited_thought, limits_thoughts
@@ -120,7 +120,7 @@ async def unused_form(asked: Asked, aside: Aside, *, strict: bool) -> tuple[str,
     try:
         await aside(partial(check_sampling, SamplingParams(max_tokens=1, structured_outputs=form)))
     except InvalidArgument as error:
-        raise Refused(format_field(form), error.value, error.allowed) from error
+        raise Refused(asked.text_form_field, error.value, error.allowed) from error
     return ("response_format",)
 
 

@@ -63,8 +63,9 @@ ASKS_FOR_NOTHING: dict[str, _Nothing] = {
     "top_n_sigma": _number(-1, 0),
     "reasoning_format": lambda value: value == "auto",
 }  # fmt: skip
-# Of how many tokens penalties count, which says something where there are some.
+# Of how many tokens penalties count, which says something where there are some: here they count all, which is their -1.
 _OF_PENALTIES = ("penalty_last_n", "repeat_last_n")
+_ALL = _number(-1)
 _PENALTIES = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 # What is left out, and named, where nothing says otherwise (server.unknown_fields). A model's generation config may have a
 # typical_p, which this one would turn off.
@@ -87,8 +88,24 @@ def asks_for_nothing(name: str, value: Any, body: Mapping[str, Any]) -> bool:
     if value is None:
         return True
     if name in _OF_PENALTIES:
-        return all(body.get(field) in (None, harmless) for field, harmless in _PENALTIES.items())
+        return _ALL(value) or (_sets_no_penalty(body) and not _leaves_penalty(body))
     return name in ASKS_FOR_NOTHING and ASKS_FOR_NOTHING[name](value)
+
+
+def counts_left_out(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Of how many tokens penalties are to count, where only the model's generation config may have one."""
+    found = {name: value for name in _OF_PENALTIES if type(value := body.get(name)) is int and not _ALL(value)}
+    return found if _sets_no_penalty(body) and _leaves_penalty(body) else {}
+
+
+def _sets_no_penalty(body: Mapping[str, Any]) -> bool:
+    return all(body.get(name) in (None, harmless) for name, harmless in _PENALTIES.items())
+
+
+def _leaves_penalty(body: Mapping[str, Any]) -> bool:
+    """Whether a model's generation config may have a penalty, which stays."""
+    said = in_own_names(body)
+    return said.get("repetition_penalty") is None and not said.get("ignore_generation_config")
 
 
 def told_of(name: str) -> str:
@@ -99,7 +116,9 @@ def told_of(name: str) -> str:
         return f"1 is {_SAME[name][0]}"
     if ASKS_FOR_NOTHING.get(name) is _any:
         return "without effect"
-    return "only harmless" if name in ASKS_FOR_NOTHING or name in _OF_PENALTIES else "refused"
+    if name in _OF_PENALTIES:
+        return "left out where no penalty is set"
+    return "only harmless" if name in ASKS_FOR_NOTHING else "refused"
 
 
 def end(fields: Fields, hints: Mapping[str, str], body: Mapping[str, Any]) -> tuple[Refused, ...]:
@@ -111,14 +130,14 @@ def end(fields: Fields, hints: Mapping[str, str], body: Mapping[str, Any]) -> tu
     Raises:
         Refused: a field is left.
     """
-    left_out = []
+    left_out, counts = [], counts_left_out(body)
     for name in filter(fields.given, hints):
         value = fields.take(name)
         if asks_for_nothing(name, value, body):
             continue
         shown = value if isinstance(value, str | int | float) and value != "" else "set"
         refused = fields.refuse(name, shown, hints[name], "unknown_parameter")
-        if name not in _LEFT_OUT or not _LEFT_OUT[name](value):
+        if name not in counts and (name not in _LEFT_OUT or not _LEFT_OUT[name](value)):
             raise refused
         left_out.append(refused)
     fields.end()

@@ -80,20 +80,20 @@ def expected(asked: Asked, base: ClientRequest) -> list[ClientRequest]:
     return [replace(known, input=source) for source in asked.inputs for _ in range(asked.n)]
 
 
-async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, aside: Aside, *, strict: bool = False) -> Prepared:
+async def prepare(
+    asked: Asked, card: ModelCard, router: RouterPort, base: ClientRequest, ignored: tuple[str, ...] = ()
+) -> Prepared:
     """Complete a request with the defaults of OpenAI's API and of the model.
 
     Every prompt is tokenised once, for all of its choices.
 
     Args:
+        asked, card, ignored: as of ``fitted``.
         base: tenant, request id, trace, and the longest answer that its caller may have.
-        aside: makes checks that take long.
-        strict: options that the chat template does not read are refused, not left out.
 
     Raises:
-        OutriderError: the request cannot be served; names the field as the request spells it.
+        OutriderError: the request cannot be served.
     """
-    card, asked, ignored = await fitted(asked, router, aside, strict=strict)
     if asked.compare and (answers := asked.n * len(asked.inputs)) > 1:
         raise Refused("speculation.compare", ", ".join(asked.compare), f"unset where a request has {answers} answers")
     whole = [
@@ -140,7 +140,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, aside: 
         ]
     _check_together(asked, requests, card)
     echoed = [
-        await _echo(source, ids, router, card, cut=len(ids) < len(all_ids)) if asked.echo else ""
+        await _echo(asked, ids, all_ids, router, replace(base, input=source)) if asked.echo else ""
         for source, ids, all_ids in zip(asked.inputs, prompts, whole, strict=True)
     ]
     return Prepared(
@@ -176,7 +176,8 @@ async def fitted(
     """The model, the request as it fits the model, and the names of fields that have no effect.
 
     Args:
-        aside, strict: as of ``prepare``.
+        aside: makes checks that take long.
+        strict: options that the chat template does not read are refused, not left out.
 
     Raises:
         OutriderError: there is no such model, or it cannot do what is asked.
@@ -235,7 +236,7 @@ def named(error: InvalidArgument, names: dict[str, str]) -> InvalidArgument:
 
 
 def own_names(asked: Asked) -> dict[str, str]:
-    """What the request calls the fields that the router knows by other names."""
+    """What the request calls the fields that the router knows by other names. ``asked``: as it fits the model."""
     names = {"max_tokens": asked.length_field, "prompt_token_ids": "prompt"}
     form = asked.sampling.structured_outputs
     if form is not None:
@@ -245,14 +246,32 @@ def own_names(asked: Asked) -> dict[str, str]:
     return names if asked.tools is None else {**names, _GRAMMAR: "tools"}
 
 
-async def _echo(source: Input, ids: Sequence[int], router: RouterPort, card: ModelCard, *, cut: bool) -> str:
-    """The text of the tokens that the model is shown. ``cut``: they are not all of the prompt's."""
-    if isinstance(source, str) and not cut:
-        return source
-    # Those that the tokenizer puts around a text are no part of it.
-    hidden = frozenset(card.special_tokens.values()) if isinstance(source, str) else frozenset()
+async def _echo(
+    asked: Asked, kept: tuple[int, ...], whole: tuple[int, ...], router: RouterPort, request: ClientRequest
+) -> str:
+    """The text of those tokens of a prompt that the model is shown.
+
+    Args:
+        kept: of all of them, ``whole``.
+        request: asks for them.
+    """
+    first, end = 0, len(kept)
+    if isinstance(request.input, str):
+        if len(kept) == len(whole):
+            return request.input
+        cut = 0 if asked.truncates_end else len(whole) - len(kept)
+        own = await _own(whole, router, request)
+        first, end = max(0, own.start - cut), max(0, own.stop - cut)
     # An incomplete character at the end is told with the answer, which may complete it.
-    return (await router.detokenize([each for each in ids if each not in hidden])).rstrip("\ufffd")
+    return (await router.detokenize(kept[first:end])).rstrip("\ufffd")
+
+
+async def _own(whole: tuple[int, ...], router: RouterPort, request: ClientRequest) -> range:
+    """Which tokens of a text are its own. Those that the tokenizer puts around it are not, those that it names are."""
+    bare = await router.tokenize(replace(request, add_special_tokens=False))
+    starts = (at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare)
+    start = next(starts, None)
+    return range(len(whole)) if start is None else range(start, start + len(bare))
 
 
 def _completed(

@@ -39,7 +39,7 @@ class Asked:
         tokens_as_ids: log-probabilities name tokens as "token_id:17".
         clips_length: an answer may be as long as the context leaves where the request allows a longer one.
         length_field, form_field: what the request calls the length and the form of an answer.
-        text_form: a form of text that has no effect, since the answer is calls.
+        text_form: a form of text that has no effect, since the answer is calls; text_form_field: what the request calls it.
         tier: the service tier is named in the answer.
         thoughts: the answer tells what the model thought before it.
         thought_limit: most tokens of a thought; None: it has no limit of its own.
@@ -86,6 +86,7 @@ class Asked:
     length_field: str = "max_tokens"
     form_field: str = ""
     text_form: StructuredOutputs | None = None
+    text_form_field: str = ""
     request_id: str | None = None
     tier: bool = False
     thoughts: bool = True
