@@ -18,11 +18,13 @@ class Relay:
     Attributes:
         port: where it listens.
         delay_s, jitter_s: how long each piece of bytes waits, in both directions.
+        held: pieces that wait for the end of a stall.
     """
 
     def __init__(self, backends: Sequence[int], seed: int = 0) -> None:
         self.port = 0
         self.delay_s = self.jitter_s = 0.0
+        self.held = 0
         self._backends = list(backends)
         self._random = random.Random(seed)
         self._flows = asyncio.Event()
@@ -100,6 +102,8 @@ class Relay:
             while piece := await reader.read(_PIECE):
                 if self.delay_s or self.jitter_s:
                     await asyncio.sleep(self.delay_s + self.jitter_s * self._random.random())
+                self.held += 1
                 await self._flows.wait()
+                self.held -= 1
                 writer.write(piece)
                 await writer.drain()
