@@ -7,12 +7,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from services.api.http import live_status
+from services.api import lately
 from tests.servers.http_service import HttpService
 
 
 async def test_it_grows_by_each_answer(both_entries: HttpService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_status, "_FRESH_S", 0.0)
+    monkeypatch.setattr(lately, "_FRESH_S", 0.0)
     async with httpx2.AsyncClient(base_url=both_entries.url, timeout=60) as client:
 
         async def status() -> dict[str, Any]:
