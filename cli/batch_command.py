@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.options import ApiKey, ConfigFile, Set, TlsRoot
+from cli.options import ApiKey, ConfigFile, Set, TlsRoot, settings_of
 from cluster.process.terminal import stderr
 from speculation.errors import ConfigurationError
 
@@ -64,7 +64,6 @@ def run_batch(
     from cli.batch_files import AnswersFile, read_requests
     from cli.batch_run import BatchRun
     from cluster.process.signals import stop_on_signals
-    from cluster.settings.config import load
 
     if in_process and url:
         raise ConfigurationError("--url and --in-process exclude each other", about="--url")
@@ -73,7 +72,7 @@ def run_batch(
     if tls_root is not None and not tls_root.is_file():
         raise ConfigurationError("no such file", field="--tls-root", value=tls_root)
     asked = read_requests(requests)
-    loaded = load(config, [*(settings or ()), *([f"model={model}"] if model is not None else ())])
+    loaded = settings_of(config, settings, model=model)
     roots = tls_root.read_text(errors="replace") if tls_root is not None else None
     stop_on_signals()
     answered = AnswersFile(answers, resume=resume)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.bench_options import check_new_folder, make_folder
+from cli.options import settings_of
 from cluster.process.terminal import stderr, stdout
 
 if TYPE_CHECKING:
@@ -78,11 +79,10 @@ def _model(name: str, config: Path | None, settings: list[str], made: Path) -> t
     """The model, and all settings of the service."""
     from benchmarks.soak.tiny_model import SETTINGS, make_tiny_model
     from cluster.models.target import ResolvedModel, resolve
-    from cluster.settings.config import load
 
     if name == TINY:
         return ResolvedModel(name=TINY, path=make_tiny_model(made)), [*SETTINGS, *settings]
-    loaded = load(config, [*settings, f"model={name}"])
+    loaded = settings_of(config, settings, model=name)
     return resolve(loaded.model, loaded.cache_dir, say=stderr().print), settings
 
 
